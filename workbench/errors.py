@@ -1,0 +1,58 @@
+"""Every error a caller can meet. Each says what was asked, what was found, what is allowed and the next step.
+
+Errors raised after a vote carry the same text on every rank, so they are built from voted data only.
+"""
+
+from __future__ import annotations
+
+
+class WorkbenchError(Exception):
+    """Base of all errors of this package."""
+
+
+class LayoutError(WorkbenchError, ValueError):
+    """Parallel sizes, kinds or ranks that do not fit together."""
+
+
+class ArgumentError(WorkbenchError, ValueError):
+    """A call's arguments (shape, dtype, hidden size, kind) do not fit what was prepared."""
+
+
+class CapacityError(WorkbenchError, ValueError):
+    """More tokens than the prepared workspace holds."""
+
+
+class CaptureError(WorkbenchError, RuntimeError):
+    """Something collective was asked for while a stream is being captured."""
+
+
+class ResourceError(WorkbenchError, RuntimeError):
+    """A rank could not get what the group needs: memory, a file, a compiler. Raised alike on every rank by a vote."""
+
+
+class PlanMismatchError(WorkbenchError, RuntimeError):
+    """Ranks came with different maps, settings or plans."""
+
+
+class DeadlineError(WorkbenchError, TimeoutError):
+    """A wait ran out. `missing` holds the world ranks that did not come."""
+
+    def __init__(self, message: str, *, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class PeerDeadError(WorkbenchError, RuntimeError):
+    """A peer process ended inside a call. `dead` holds its world ranks."""
+
+    def __init__(self, message: str, *, dead: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.dead = dead
+
+
+class ClosedError(WorkbenchError, RuntimeError):
+    """The session or workspace was closed, or broken by an earlier failure."""
+
+
+class UnsupportedPlatformError(WorkbenchError, RuntimeError):
+    """Not Linux, or a kernel without what the package needs."""
