@@ -1,4 +1,13 @@
-"""What a backend is given and what it gives: a Channel and a Request in, a Workspace out."""
+"""What a backend is given and what it gives: a Channel and a Request in, a Workspace out.
+
+A backend is a module of this package with three names:
+
+NAME                    the backend's word in plans and traces
+probe(request, key)     -> Verdict; local and cheap, no collective: can this process serve such a request at all
+bind(channel, request)  -> Workspace; collective over the channel's group. Every step that can fail on one rank is voted
+                        through channel.gather, so that a failure is the same ResourceError on every member and nothing
+                        that was created stays behind.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from workbench.ops import FusedOutput, Op, Rounding
 from workbench.ranks import GroupKey
@@ -17,11 +27,14 @@ class Channel(Protocol):
     """The slow, safe way members of one group talk: JSON values over the group's gloo group, with a deadline.
 
     One per group and rank. `gather` is collective over the group: every member calls it the same number of times.
+    `torch_group` is the gloo group of the same members. torch numbers them in its own order (see GroupKey), so a backend
+    never takes a place in it for a group rank.
     """
 
     key: GroupKey
     world_rank: int
     timeout_s: float
+    torch_group: dist.ProcessGroup
 
     def gather(self, value: Json) -> list[Json]:
         """Every member's value, in group_rank order. Raises DeadlineError or PeerDeadError, naming world ranks."""
@@ -51,6 +64,12 @@ class Workspace(Protocol):
     """A backend bound to one group. Calls are collective over the group, in the same order on every member.
 
     Shapes: x, residual [tokens, hidden]; weight [hidden]; 0 <= tokens <= request.max_tokens, equal on every member.
+        All contiguous, of request.dtype, on the CPU for CPU backends. Results are fresh tensors.
+    Raises: ArgumentError or CapacityError for a call that does not fit, before anything waits; the workspace stays good.
+        ArgumentError too where members came with different calls, DeadlineError and PeerDeadError from a wait; after
+        these, and after an interrupt, the workspace is broken: each later call is a ClosedError that tells the story.
+    `empty` is local and gives memory that peers read in place. `close` is local, may be called twice, and leaves
+    tensors that are still held readable.
     """
 
     backend: str

@@ -1,5 +1,27 @@
 """The fused operation: description, torch reference and numerical contract. No process group, no device call."""
 
+from workbench.ops.checks import Limits, check_arguments, check_empty
 from workbench.ops.fused import ALL, DTYPES, FusedOutput, Op, Rounding
+from workbench.ops.reference import (
+    add_rms_norm,
+    reference_all_reduce,
+    reference_all_reduce_add_rms_norm,
+    round_to,
+    sum_fp32,
+)
 
-__all__ = ["ALL", "DTYPES", "FusedOutput", "Op", "Rounding"]
+__all__ = [
+    "ALL",
+    "DTYPES",
+    "FusedOutput",
+    "Limits",
+    "Op",
+    "Rounding",
+    "add_rms_norm",
+    "check_arguments",
+    "check_empty",
+    "reference_all_reduce",
+    "reference_all_reduce_add_rms_norm",
+    "round_to",
+    "sum_fp32",
+]
