@@ -1,0 +1,446 @@
+"""Recorder: writes one rank's events into a mapped file that another process can read at any time, even after SIGKILL.
+
+Recording never raises into the caller's program: what does not fit is counted and left out. Environment values, command
+lines and tensor contents are never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from workbench.errors import ArgumentError
+from workbench.ranks import GroupKey
+from workbench.trace import layout as at
+from workbench.trace.event import GroupInfo
+from workbench.version import VERSION
+
+SIZE_BYTES = 8 << 20
+"""Default size of a rank's file: about 39,000 calls, begin and end."""
+
+Token = tuple[bytes, int, int]
+"""What begin gives and end takes."""
+
+
+class Recorder:
+    """One rank's trace file. Threads may record at the same time; a forked child records nothing.
+
+    The file is `rank-00003.wbtrace` in `directory`, mode 0600; a later process of the same rank (a restart) gets
+    `rank-00003.1.wbtrace` and so on. Its space is reserved at once, so a full disk is an OSError here and nowhere else.
+    On a disk the kernel may now and then hold a write back for milliseconds; a directory in memory avoids that.
+    """
+
+    def __init__(self, path: Path | None, world_rank: int, file: _File | None) -> None:
+        """Use Recorder.open or Recorder.off."""
+        self.path = path
+        self.world_rank = world_rank
+        self._file = file
+        self._lanes: dict[tuple[GroupKey, str, int, int], Lane] = {}
+        self._lock = threading.Lock()
+        self._lane = Lane(file, None, slot=0, group_id=at.ID_NONE)
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        world_rank: int,
+        *,
+        size_bytes: int = SIZE_BYTES,
+        attempt: int | None = None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> Recorder:
+        """A recorder that writes into `directory`, which is made (mode 0700) if it is not there.
+
+        `attempt` is the restart the process belongs to, equal on all ranks (torchrun counts them); without it, the
+        first number this rank has no file for. Local.
+        Raises: ArgumentError for a size or rank that cannot be; FileExistsError if `attempt` has a file; OSError.
+        """
+        if not at.MIN_FILE_BYTES <= size_bytes <= at.MAX_FILE_BYTES:
+            raise ArgumentError(
+                f"size_bytes={size_bytes} asked for a trace file; allowed: {at.MIN_FILE_BYTES} to {at.MAX_FILE_BYTES}"
+            )
+        if world_rank < 0:
+            raise ArgumentError(f"world_rank={world_rank} asked for a trace file; allowed: 0 and above")
+        folder = Path(directory)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path, fd, attempt = _create(folder, world_rank, attempt)
+        try:
+            meta = _meta(world_rank, attempt, monotonic_ns(), wall_ns())
+            return cls(path, world_rank, _File(fd, meta, size_bytes, monotonic_ns))
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def off() -> Recorder:
+        """A recorder with the same face that writes nothing."""
+        return Recorder(None, 0, None)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether events are being written: not when off, closed, or in a forked child."""
+        return self._file is not None and self._file.live
+
+    def group(self, key: GroupKey, *, label: str = "", ordinal: int = 0, generation: int = 0) -> Lane:
+        """The lane of one group; the same object for the same arguments. Local.
+
+        `label` is what the program calls the group, `ordinal` its place among the groups this rank created,
+        `generation` the rebuild it belongs to: a new generation counts its calls from 1 again.
+        """
+        wanted = (key, label, ordinal, generation)
+        lane = self._lanes.get(wanted)
+        if lane is not None:
+            return lane
+        info = GroupInfo(*wanted)
+        if not self.enabled:
+            return Lane(None, info, slot=0, group_id=at.ID_NONE)
+        with self._lock:
+            if wanted not in self._lanes:
+                self._lanes[wanted] = self._new_lane(info)
+            return self._lanes[wanted]
+
+    def declare(self, group_map_json: str) -> None:
+        """Keep the program's declared group map (JSON text) beside its events. Local."""
+        if self._file is not None:
+            self._file.add({"map": group_map_json})
+
+    def instant(self, op: str, *, note: str = "", error: str = "") -> None:
+        """Record something that belongs to no group."""
+        self._lane.instant(op, note=note, error=error)
+
+    def begin(self, op: str, *, path: str | None = None, note: str = "") -> Token | None:
+        """Record the start of something that belongs to no group, such as a wait for a store key."""
+        return self._lane.begin(op, path=path, note=note)
+
+    def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
+        """Record the end of what `begin` started."""
+        self._lane.end(token, note=note, error=error)
+
+    def close(self) -> None:
+        """Note the end and let the file go. A second call does nothing; a forked child leaves the file as it is."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _new_lane(self, info: GroupInfo) -> Lane:
+        assert self._file is not None
+        slot = min(len(self._lanes) + 1, self._file.layout.num_slots - 1)
+        return Lane(self._file, info, slot=slot, group_id=self._file.add({"group": info.to_json(), "slot": slot}))
+
+
+class Lane:
+    """One group's calls on this rank. `begin` and `end` together cost a few microseconds."""
+
+    def __init__(self, file: _File | None, info: GroupInfo | None, *, slot: int, group_id: int) -> None:
+        """Use Recorder.group."""
+        self.info = info
+        self._file = file
+        self._group_id = group_id
+        self._word = at.WORD_SLOTS + slot
+        self._known: dict[Any, tuple[bytes, object]] = {}
+        self._events = count(1)
+        self._calls = count(1)
+        self._latest = 0
+        self._peer_calls: dict[tuple[str, int], Iterator[int]] = {}
+
+    def begin(
+        self,
+        op: str,
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+        path: str | None = None,
+        reduce_op: str | None = None,
+        root_group_rank: int | None = None,
+        root_world_rank: int | None = None,
+        peer_world_rank: int | None = None,
+        stride_class: str | None = None,
+        capture: bool = False,
+        note: str = "",
+    ) -> Token | None:
+        """Record that this rank enters a call, and give what `end` needs.
+
+        One root number is enough: the other follows from the group. Give both to record what a program passed.
+        A call with `peer_world_rank` (send, recv) is counted per operation and peer, and not in the group's sequence.
+        Shapes: `shape` and `dtype` are the input tensor's; stride_class() gives `stride_class`.
+        """
+        file = self._file
+        if file is None or not file.live:
+            return None
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
+            frame = frame.f_back
+        key = (
+            *(op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer_world_rank, stride_class),
+            *((id(frame.f_code), frame.f_lasti) if frame is not None else ()),
+        )
+        try:
+            what = self._known[key][0]
+        except (KeyError, TypeError):
+            what = self._describe(key, frame)
+        if peer_world_rank is None:
+            sequence = self._latest = next(self._calls)
+        else:
+            sequence = next(self._peer_calls.setdefault((op, peer_world_rank), count(1)))
+        flags = at.FLAG_CAPTURE if capture else 0
+        file.write(self._word, next(self._events), sequence, 1, flags, what, note)
+        return what, sequence, flags
+
+    def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
+        """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
+        file = self._file
+        if file is None or token is None or not file.live:
+            return
+        what, sequence, flags = token
+        if error:
+            flags |= at.FLAG_ERROR
+        file.write(self._word, next(self._events), sequence, 2, flags, what, error or note)
+
+    def instant(self, op: str, *, path: str | None = None, note: str = "", error: str = "") -> None:
+        """Record something that has no length: a plan, a fallback, a state change."""
+        file = self._file
+        if file is None or not file.live:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
+            frame = frame.f_back
+        key = (
+            *(op, None, None, path, None, None, None, None, None),
+            *((id(frame.f_code), frame.f_lasti) if frame is not None else ()),
+        )
+        try:
+            what = self._known[key][0]
+        except (KeyError, TypeError):
+            what = self._describe(key, frame)
+        flags = at.FLAG_ERROR if error else 0
+        file.write(self._word, next(self._events), self._latest, 3, flags, what, error or note)
+
+    @contextlib.contextmanager
+    def span(self, op: str, **fields: Any) -> Iterator[None]:
+        """begin and end around a block; an exception is recorded and goes on. `fields` are those of begin."""
+        token = self.begin(op, **fields)
+        try:
+            yield
+        except BaseException as e:
+            self.end(token, error=f"{type(e).__name__}: {e}")
+            raise
+        self.end(token)
+
+    def _describe(self, key: tuple[Any, ...], frame: FrameType | None) -> bytes:
+        """The part of a record that repeats from call to call. The code object is kept so that its id stays taken."""
+        assert self._file is not None
+        op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides = key[:9]
+        if self.info is not None and root_world_rank is None and root_group_rank is not None:
+            root_world_rank = _at(self.info.world_ranks, root_group_rank)
+        elif self.info is not None and root_group_rank is None and root_world_rank in self.info.world_ranks:
+            root_group_rank = self.info.world_ranks.index(root_world_rank)
+        site = None
+        if frame is not None:
+            site = {"site": [frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno]}
+        add = self._file.add
+        what = at.WHAT.pack(
+            *(self._group_id, add(str(op)), add(None if shape is None else [_number(n) for n in shape])),
+            *(add(_text(dtype)), add(_text(path)), add(_text(reduce_op)), add(_text(strides)), add(site)),
+            *(_rank(root_group_rank), _rank(root_world_rank), _rank(peer)),
+        )
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        with contextlib.suppress(TypeError):  # a list for a shape: described afresh each time
+            self._known[key] = (what, None if frame is None else frame.f_code)
+        return what
+
+
+class _File:
+    """The mapped file: a ring of records, and a table in which each text, shape, group and call site is kept once."""
+
+    def __init__(self, fd: int, meta: dict[str, Any], size_bytes: int, clock: Callable[[], int]) -> None:
+        self.live = True
+        self.layout = at.Layout.of_size(size_bytes)
+        os.posix_fallocate(fd, 0, size_bytes)
+        self._map = mmap.mmap(fd, size_bytes)
+        self._words: memoryview[int] = memoryview(self._map)[self.layout.words_at : self.layout.table_at].cast("Q")
+        self._clock = clock
+        self._places, self._ring_at = self.layout.places, self.layout.ring_at
+        self._numbers = count()
+        self._ids: dict[str, int] = {}
+        self._used = 0
+        self._lock = threading.Lock()
+        self._adding = 0
+        self.inner_files = _inner_files()
+        self._write_header(meta)
+        _OPEN.add(self)
+
+    def write(self, word: int, events: int, sequence: int, phase: int, flags: int, what: bytes, text: str) -> None:
+        """One record, and the note or error behind it."""
+        number = next(self._numbers)
+        if text:
+            flags |= at.FLAG_TEXT
+        mark = number + 1
+        place = self._ring_at + number % self._places * 80
+        try:
+            _pack_into(self._map, place, mark, self._clock(), sequence, phase, flags, 0, what, mark)
+            self._words[word] = events
+            if text:
+                self._write_text(number, text)
+        except ValueError:  # closed by another thread just now
+            pass
+
+    def add(self, value: Any) -> int:
+        """The id of a JSON value, written to the table when it is new. ID_LOST where there is no room left."""
+        if value is None:
+            return at.ID_NONE
+        text = json.dumps(value, separators=(",", ":"))
+        known = self._ids.get(text)
+        if known is not None:
+            return known
+        if self._adding == threading.get_ident():  # a signal handler that records, in the middle of this very function
+            return at.ID_LOST
+        with self._lock:
+            self._adding = threading.get_ident()
+            try:
+                return self._ids[text] if text in self._ids else self._append(text)
+            except ValueError:  # closed by another thread just now
+                return at.ID_LOST
+            finally:
+                self._adding = 0
+
+    def close(self) -> None:
+        if self.live:
+            self.live = False
+            self._words[at.WORD_CLOSED_NS] = self._clock()
+        self.drop()
+
+    def drop(self) -> None:
+        """Stop writing and let the memory go, without touching the file."""
+        self.live = False
+        _OPEN.discard(self)
+        try:
+            self._words.release()
+            self._map.close()
+        except BufferError:  # another thread is inside a write: freed with this object
+            pass
+
+    def _append(self, text: str) -> int:
+        if not self.live:
+            return at.ID_LOST
+        line = text.encode() + b"\n"
+        if self._used + len(line) > self.layout.table_bytes:
+            self._words[at.WORD_TABLE_LOST] += 1
+            return at.ID_LOST
+        start = self.layout.table_at + self._used
+        self._map[start : start + len(line)] = line
+        self._used += len(line)
+        self._words[at.WORD_TABLE_USED] = self._used
+        self._ids[text] = at.ID_FIRST + len(self._ids)
+        return self._ids[text]
+
+    def _write_text(self, event: int, text: str) -> None:
+        data = str(text).encode(errors="backslashreplace")
+        if len(data) > at.MAX_TEXT_BYTES:
+            tail = f"... ({len(data)} bytes)".encode()
+            data = data[: at.MAX_TEXT_BYTES - len(tail)].decode(errors="ignore").encode() + tail
+        for part, start in enumerate(range(0, len(data), at.TEXT_BYTES)):
+            piece = data[start : start + at.TEXT_BYTES]
+            number = next(self._numbers)
+            place = self._ring_at + number % self._places * at.RECORD.size
+            _pack_into(self._map, place, number + 1, event, part, at.PHASE_TEXT, 0, len(piece), piece, number + 1)
+
+    def _write_header(self, meta: dict[str, Any]) -> None:
+        text, where = json.dumps(meta).encode(), self.layout
+        prefix = at.PREFIX.pack(
+            *(at.MAGIC, at.RECORD.size, len(text), where.file_bytes, where.words_at, where.table_at),
+            *(where.table_bytes, where.ring_at, where.places),
+        )
+        assert len(prefix) + len(text) <= at.HEADER_BYTES, f"{len(text)} bytes of header text"
+        self._map[: len(prefix) + len(text)] = prefix + text
+
+
+def _forget_in_child() -> None:
+    """After fork the child shares the parent's file: it must not write into it."""
+    for file in list(_OPEN):
+        file.drop()
+
+
+_OPEN: weakref.WeakSet[_File] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_in_child)
+
+_MOST_KNOWN = 4096  # descriptions a lane keeps before it starts afresh
+_pack_into = at.RECORD.pack_into
+
+
+def _inner_files() -> tuple[str, ...]:
+    """Starts of file names whose frames are not "the caller": this package, torch if it is loaded, contextlib."""
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    folders = [os.path.dirname(os.path.dirname(__file__))] + ([os.path.dirname(torch_file)] if torch_file else [])
+    return (*(folder + os.sep for folder in folders), contextlib.__file__)
+
+
+def _create(folder: Path, world_rank: int, attempt: int | None) -> tuple[Path, int, int]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    for number in count() if attempt is None else (attempt,):
+        path = folder / f"rank-{world_rank:05d}{f'.{number}' if number else ''}.wbtrace"
+        try:
+            return path, os.open(path, flags, 0o600), number
+        except FileExistsError:
+            if attempt is not None:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _meta(world_rank: int, attempt: int, monotonic_ns: int, wall_ns: int) -> dict[str, Any]:
+    torch_version = getattr(sys.modules.get("torch"), "__version__", "")
+    return {
+        "world_rank": world_rank,
+        "attempt": attempt,
+        "host": socket.gethostname(),
+        "boot_id": _boot_id(),
+        "pid": os.getpid(),
+        "anchor_monotonic_ns": monotonic_ns,
+        "anchor_wall_ns": wall_ns,
+        "versions": {"workbench": VERSION, "python": sys.version.split()[0], "torch": str(torch_version)},
+    }
+
+
+def _boot_id() -> str:
+    """The kernel's name for this boot: equal on all processes that share one monotonic clock. "" where hidden."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _at(ranks: tuple[int, ...], place: Any) -> int | None:
+    return ranks[place] if isinstance(place, int) and 0 <= place < len(ranks) else None
+
+
+def _rank(value: Any) -> int:
+    return value if isinstance(value, int) and -(1 << 31) < value < (1 << 31) else at.NO_RANK
+
+
+def _number(value: Any) -> int:
+    """A dim as a plain int; -1 for a size that is only a symbol while torch compiles."""
+    return value if type(value) is int else -1
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None else str(value)
