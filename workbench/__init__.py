@@ -1,0 +1,24 @@
+"""Fusion Workbench: see, reproduce, fix and speed up fused collectives of LLM inference."""
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from workbench.ranks import GroupMap
+    from workbench.runtime import Session
+
+__all__ = ["GroupMap", "Session", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """GroupMap and Session on first use: `workbench groups` and pure code need no torch, which takes seconds to load."""
+    if name == "GroupMap":
+        from workbench.ranks import GroupMap
+
+        return GroupMap
+    if name == "Session":
+        from workbench.runtime import Session
+
+        return Session
+    raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -1,0 +1,280 @@
+"""The command line: thin doors over functions that live elsewhere. stdout is the answer, stderr the progress.
+
+Exit status: 0 fine, 1 the job failed, 2 bad input, 3 findings, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from workbench.errors import WorkbenchError
+from workbench.version import VERSION
+
+SYSTEMS = ("sglang", "vllm", "megatron")
+OPTIONS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(context_settings=OPTIONS)
+@click.version_option(VERSION, prog_name="workbench", message="%(prog)s %(version)s")
+def cli() -> None:
+    """See, reproduce, fix and speed up fused collectives of LLM inference."""
+
+
+def main() -> NoReturn:
+    """Run the command line; every error becomes one message and an exit status."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        cli.main(prog_name="workbench", standalone_mode=False)
+    except click.exceptions.Exit as e:
+        _leave(e.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _leave(130, "interrupted")
+    except click.ClickException as e:
+        where = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "workbench"
+        _leave(2, f"{where}: {e.format_message()}; see `{where} --help`")
+    except BrokenPipeError:
+        _leave(1)
+    except WorkbenchError as e:
+        _leave(2 if isinstance(e, ValueError) else 1, f"workbench: {e}")
+    except OSError as e:
+        _leave(1, f"workbench: {e}")
+    _leave(0)
+
+
+class SizesType(click.ParamType):
+    """One NAME=VALUE of a layout; the value is a whole number, true, false, none, or text."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """The name and the value, read as JSON where it is JSON."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name or not text:
+            self.fail(f"{value!r} is not NAME=VALUE, such as tp=8", param, ctx)
+        try:
+            return name, json.loads({"none": "null"}.get(text.lower(), text.lower()))
+        except ValueError:
+            return name, text
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """The size names of the system already typed."""
+        from workbench.ranks import size_names
+
+        system = ctx.params.get("system")
+        names = size_names(system) if system in SYSTEMS else sorted({n for s in SYSTEMS for n in size_names(s)})
+        return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+_sizes = click.option(
+    "--size", "sizes", type=SizesType(), multiple=True, help="A size of the layout, such as tp=8; may be repeated."
+)
+
+
+@cli.command()
+@click.option("--ranks", type=click.IntRange(2, 64), help="How many ranks to start.  [default: 4]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: WORKBENCH_DEVICE, else what is there.")
+@click.option("--system", type=click.Choice(SYSTEMS), help="Whose layout rules; with --size.  [default: sglang]")
+@_sizes
+@click.option("--hidden", type=click.IntRange(8, 65536), default=4096, show_default=True, help="Hidden size.")
+@click.option("--tokens", default="1,8,64", show_default=True, help="Token counts, separated by commas.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="Timing rounds a variant.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds that any wait on a rank may take.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(0, 86400, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds the whole job may take.",
+)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to.  [default: workbench-demo]"
+)
+@_json
+def demo(
+    ranks: int | None,
+    device: str | None,
+    system: str | None,
+    sizes: tuple[tuple[str, Any], ...],
+    hidden: int,
+    tokens: str,
+    dtype: str,
+    rounds: int,
+    timeout: float,
+    limit: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """The main job: a fused all-reduce on every subgroup of real ranks, checked, measured and shown.
+
+    Starts the ranks with torchrun, builds the groups of a layout, runs all-reduce + residual-add + RMSNorm on each
+    subgroup, compares with the reference, times it beside the unfused path, and writes report.html.
+
+    \b
+      workbench demo
+      workbench demo --ranks 8 --json
+      workbench demo --system vllm --size tp=2 --size dp=2
+    """
+    from workbench.demo import DemoSpec, claim_directory, default_layout, run_demo, show_document
+    from workbench.runtime.devices import choose_device
+
+    chosen = dict(sizes)
+    if system is None and not chosen:
+        system, chosen = default_layout(ranks or 4)
+    spec = DemoSpec(
+        system=system or "sglang",
+        sizes=chosen,
+        device=choose_device(device, ranks or 4),
+        hidden=hidden,
+        dtype=dtype,
+        tokens=_token_counts(tokens),
+        rounds=rounds,
+        timeout_s=timeout,
+        limit_s=limit,
+    )
+    world_size = spec.group_map().world_size
+    if ranks is not None and world_size != ranks:
+        raise click.UsageError(
+            f"--ranks {ranks}, but the sizes make a world of {world_size}; leave --ranks out or change a size"
+        )
+    if not 2 <= world_size <= 64:
+        raise click.UsageError(f"the sizes make a world of {world_size} ranks; the demo starts 2 to 64")
+    with claim_directory(out) as directory:
+        document = run_demo(spec, directory, progress=_say)
+    click.echo(json.dumps(document) if as_json else show_document(document))
+    if not document["ok"]:
+        _leave(3, "workbench demo: a result was wrong; see the report")
+
+
+@cli.command()
+@click.argument("system", type=click.Choice(SYSTEMS))
+@_sizes
+@click.option(
+    "--no-launch-checks", is_flag=True, help="Build what the group builder builds, even if the engine refuses."
+)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the picture to this file.")
+@_json
+def groups(
+    system: str, sizes: tuple[tuple[str, Any], ...], no_launch_checks: bool, html: Path | None, as_json: bool
+) -> None:
+    """The process groups of a layout, as the engine itself would build them.
+
+    \b
+      workbench groups sglang --size tp=8 --size attn_cp=2
+      workbench groups megatron --size tp=2 --size pp=4 --size world=32 --html groups.html
+    """
+    from workbench.ranks import GroupMap
+
+    _refuse_repeats(sizes)
+    group_map = GroupMap.build(system, launch_checks=not no_launch_checks, **dict(sizes))
+    if html is not None:
+        from workbench.views import group_map_report
+
+        html.write_text(group_map_report(group_map), encoding="utf-8")
+        _say(f"wrote {html}")
+    click.echo(json.dumps({"schema": 1, **group_map.to_json()}) if as_json else str(group_map))
+
+
+@cli.command()
+@_json
+def doctor(as_json: bool) -> None:
+    """What this machine offers, what is missing, and what earlier runs left behind. Exit 3 if something needs a hand."""
+    from workbench.doctor import examine, show_findings
+
+    rows = examine()
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "rows": [r.to_json() for r in rows]}))
+    else:
+        click.echo(show_findings(rows))
+    if any(r.needs_hand for r in rows):
+        _leave(3)
+
+
+@cli.command()
+@_json
+def clean(as_json: bool) -> None:
+    """End processes and remove shared memory that earlier runs of this user left behind. Running jobs are untouched."""
+    from workbench.doctor import clean_up
+
+    removed = clean_up()
+    if as_json:
+        click.echo(json.dumps({"schema": 1, **removed}))
+    else:
+        click.echo(f"ended {len(removed['processes'])} processes, removed {len(removed['segments'])} shared segments")
+
+
+@cli.command()
+@click.option("--force", is_flag=True, help="Compile even if the cache holds the object.")
+@_json
+def build(force: bool, as_json: bool) -> None:
+    """Compile the kernels now instead of at first use."""
+    from workbench.backends.build import build_cpu
+
+    path = build_cpu(force=force, log=_say)
+    click.echo(json.dumps({"schema": 1, "cpu": str(path)}) if as_json else str(path))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+      bash: eval "$(workbench completion bash)"      zsh: the same with zsh
+      fish: workbench completion fish | source
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "workbench", "_WORKBENCH_COMPLETE").source())
+
+
+def _token_counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or not all(1 <= c <= 65536 for c in counts) or len(set(counts)) != len(counts):
+        raise click.UsageError(
+            f"--tokens {text!r}; allowed: different whole numbers from 1 to 65536, separated by commas"
+        )
+    return counts
+
+
+def _refuse_repeats(sizes: tuple[tuple[str, Any], ...]) -> None:
+    names = [name for name, _ in sizes]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"--size {name} is given {names.count(name)} times; give it once")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _leave(status: int, message: str = "") -> NoReturn:
+    if message:
+        click.echo(message, err=True)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    sys.exit(status)
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(143)  # unwinds, so that a running job is ended first

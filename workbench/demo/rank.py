@@ -1,0 +1,141 @@
+"""What each rank of the demo does. Run by torchrun: `python -m workbench.demo.rank SPEC_DIRECTORY`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from workbench.demo.check import EPS, check_group, make_inputs
+from workbench.demo.spec import DemoSpec
+from workbench.launch.orphans import die_with_parent
+from workbench.measure import Unfused, alternate
+from workbench.ranks import GroupMap
+from workbench.runtime import Session
+
+
+@record
+def main() -> None:
+    """Check with a trace, then measure without one; world rank 0 writes result.json."""
+    die_with_parent()
+    out = Path(sys.argv[1])
+    spec = DemoSpec.load(out / "spec.json")
+    if spec.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    group_map = spec.group_map()
+    kinds = kinds_with_peers(group_map)
+    results: dict[str, dict[str, Any]] = {}
+    with Session(group_map, device=spec.device, timeout_s=spec.timeout_s, trace_dir=str(out / "trace")) as session:
+        say(f"groups made: {len(kinds)} kinds with more than one rank")
+        for kind in kinds:
+            results[kind] = _check(session, kind, spec)
+            say(f"checked {kind}")
+    with Session(group_map, device=spec.device, timeout_s=spec.timeout_s) as session:
+        for kind in kinds:
+            results[kind]["by_tokens"] = _measure(session, kind, spec)
+            say(f"measured {kind}")
+    if session.world_rank == 0:
+        (out / "result.json").write_text(json.dumps({"kinds": results, "torch": torch.__version__}))
+
+
+def kinds_with_peers(group_map: GroupMap) -> list[str]:
+    """The kinds worth showing: some list has several ranks and all ranks belong; `world` only if nothing equals it."""
+    lists = {
+        kind: ranks
+        for kind, ranks in group_map.groups.items()
+        if any(len(r) > 1 for r in ranks) and sum(len(r) for r in ranks) == group_map.world_size
+    }
+    if any(kind != "world" and ranks == lists.get("world") for kind, ranks in lists.items()):
+        lists.pop("world")
+    return list(lists)
+
+
+def say(text: str) -> None:
+    """One line of progress, from world rank 0 alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+def _check(session: Session, kind: str, spec: DemoSpec) -> dict[str, Any]:
+    dtype = getattr(torch, spec.dtype)
+    plan = session.prepare(kind, hidden=spec.hidden, dtype=dtype, max_tokens=max(spec.tokens))
+    checks = [
+        check_group(session, kind, tokens=t, hidden=spec.hidden, dtype=dtype, seed=spec.seed)
+        for t in sorted({0, 1, 7, *spec.tokens})
+        if t <= max(spec.tokens)
+    ]
+    mine = {
+        "ok": all(c.ok for c in checks),
+        "bit_equal": all(c.bit_equal for c in checks),
+        "exact": all(c.exact for c in checks),
+        "max_error": max(c.max_error for c in checks),
+    }
+    everyone = _world(session, mine)
+    return {
+        "ranks": [list(r) for r in session.group_map.groups[kind]],
+        "plan": plan.to_json(),
+        "ok": all(e["ok"] for e in everyone),
+        "bit_equal": all(e["bit_equal"] for e in everyone),
+        "exact": all(e["exact"] for e in everyone),
+        "max_error": max(e["max_error"] for e in everyone),
+    }
+
+
+def _measure(session: Session, kind: str, spec: DemoSpec) -> list[dict[str, Any]]:
+    dtype = getattr(torch, spec.dtype)
+    key = session.group(kind)
+    session.prepare(kind, hidden=spec.hidden, dtype=dtype, max_tokens=max(spec.tokens))
+    rows = []
+    for tokens in spec.tokens:
+        inputs = make_inputs(
+            key,
+            session.world_rank,
+            tokens=tokens,
+            hidden=spec.hidden,
+            dtype=dtype,
+            device=torch.device(session.device),
+            seed=spec.seed,
+        )
+        x = session.empty(tuple(inputs.x.shape), dtype, group=kind)
+        x.copy_(inputs.x)
+        unfused = Unfused(session, kind, inputs.x, inputs.residual, inputs.weight, eps=EPS)
+
+        def fused(x: torch.Tensor = x, inputs: Any = inputs) -> None:
+            session.all_reduce_add_rms_norm(x, inputs.residual, inputs.weight, eps=EPS, group=kind)
+
+        calls = min(20, int(100 / math.log2(max(key.size, 2))))  # sums of the unfused scratch stay finite
+        timed = alternate(
+            session,
+            kind,
+            {"fused": (lambda: None, fused), "unfused": (unfused.reset, unfused)},
+            calls=calls,
+            rounds=spec.rounds,
+        )
+        mine = {name: [t.median_us, t.best_us, t.worst_us] for name, t in timed.items()}
+        rows.append({"tokens": tokens, "calls": calls, "rounds": spec.rounds, **_slowest(_world(session, mine))})
+        del x
+    return rows
+
+
+def _slowest(everyone: list[dict[str, list[float]]]) -> dict[str, Any]:
+    """The slowest group of the kind, for each variant."""
+    worst = {name: max((e[name] for e in everyone), key=lambda t: t[0]) for name in everyone[0]}
+    return {f"{name}_us": t[0] for name, t in worst.items()} | {f"{name}_range_us": t[1:] for name, t in worst.items()}
+
+
+def _world(session: Session, value: Any) -> list[Any]:
+    """Every rank's value. Collective over all ranks."""
+    out: list[Any] = [None] * session.group_map.world_size
+    dist.all_gather_object(out, value)
+    return out
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The demo from outside: start the ranks, wait, read what they found, write the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workbench.demo.report import write_report
+from workbench.demo.spec import DemoSpec
+from workbench.errors import WorkbenchError
+from workbench.launch import run_job
+from workbench.version import VERSION
+
+
+class DemoError(WorkbenchError, RuntimeError):
+    """The job failed or ran out of time. The message starts with the first rank that failed."""
+
+
+def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run the demo into the directory `out`, claimed before, and give back what `workbench demo --json` prints.
+
+    `out` receives result.json, one trace file a rank and report.html.
+    Raises: LayoutError for sizes that do not fit, before anything starts; DemoError if the job fails.
+    """
+    group_map = spec.group_map()
+    spec.save(out / "spec.json")
+    progress(f"starting {group_map.world_size} ranks on {spec.device} with torchrun")
+    started = time.monotonic()
+    result = run_job(
+        ["workbench.demo.rank", str(out)],
+        ranks=group_map.world_size,
+        log_dir=out / "logs",
+        timeout_s=spec.limit_s,
+        environment={},
+        output=sys.stderr,
+    )
+    if result.timed_out:
+        raise DemoError(f"the job ran longer than {spec.limit_s:g} s and was ended; raise --limit or lower the sizes")
+    if result.status != 0:
+        first = result.failure
+        story = f"world rank {first.world_rank} failed first: {first.message}" if first else "no rank left a traceback"
+        raise DemoError(f"{story}\n{first.traceback if first else ''}".rstrip())
+    shutil.rmtree(out / "logs", ignore_errors=True)
+    found = json.loads((out / "result.json").read_text())
+    document = _document(spec, group_map.world_size, found)
+    progress("writing the report")
+    document["report"] = str(write_report(out, spec, group_map, document))
+    document["elapsed_s"] = round(time.monotonic() - started, 2)
+    return document
+
+
+def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document. `fused_us` and `unfused_us` of a kind are those of the first token count."""
+    groups = {}
+    for kind, result in found["kinds"].items():
+        head = result["by_tokens"][0]
+        groups[kind] = {
+            **result,
+            "tokens": head["tokens"],
+            "fused_us": head["fused_us"],
+            "unfused_us": head["unfused_us"],
+        }
+    return {
+        "schema": 1,
+        "version": VERSION,
+        "torch": found["torch"],
+        "ranks": world_size,
+        "device": spec.device,
+        "system": spec.system,
+        "sizes": spec.sizes,
+        "hidden": spec.hidden,
+        "dtype": spec.dtype,
+        "ok": all(g["ok"] for g in groups.values()),
+        "groups": groups,
+    }

@@ -1,0 +1,128 @@
+"""One job under torchrun: start it, pass its output on, stop all of it whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from workbench.launch.survivors import MARK, run_tag
+
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The first rank that failed, as torchrun's error file tells it."""
+
+    world_rank: int
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How the job ended: the agent's exit status, whether the deadline ended it, and the first failure."""
+
+    status: int
+    timed_out: bool
+    failure: RankFailure | None
+
+
+def run_job(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    log_dir: Path,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    output: IO[str] | int,
+) -> JobResult:
+    """Run `command` (a module with its arguments) on `ranks` local ranks under torchrun and wait for the end.
+
+    Ranks meet on the loopback interface. Past `timeout_s`, on Ctrl-C and on any other exception all processes of the job
+    are ended before this returns or raises. `output` gets what ranks print.
+    """
+    agent_command = [
+        sys.executable,
+        *("-m", "torch.distributed.run"),
+        *("--nnodes", "1", "--nproc-per-node", str(ranks)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
+        *("--max-restarts", "0", "--monitor-interval", "0.1", "--log-dir", str(log_dir)),
+        *("-m", *command),
+    ]
+    agent = subprocess.Popen(
+        agent_command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output is not sys.stderr else None,
+        env=_job_environment(environment, ranks),
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the job in order
+    )
+    with _ended(agent):
+        try:
+            status = agent.wait(timeout=timeout_s)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            status, timed_out = -1, True
+    return JobResult(status, timed_out, None if status == 0 else _first_failure(log_dir))
+
+
+@contextlib.contextmanager
+def _ended(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End the agent and every descendant on the way out: politely first, then for certain."""
+    try:
+        yield
+    finally:
+        family = _family(agent.pid)
+        if agent.poll() is None:
+            agent.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + _STOP_S
+            while agent.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+        family |= _family(agent.pid)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        agent.wait()
+        psutil.wait_procs(family, timeout=_STOP_S)
+
+
+def _family(pid: int) -> set[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return {process, *process.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _job_environment(extra: Mapping[str, str], ranks: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    environment.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
+    environment[MARK] = run_tag()
+    environment.update(extra)
+    return environment
+
+
+def _first_failure(log_dir: Path) -> RankFailure | None:
+    """The earliest error file of the job, which is the cause; the others are mostly its echoes."""
+    found = []
+    for path in log_dir.glob("**/error.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            message = json.loads(path.read_text())["message"]
+            extra = message.get("extraInfo", {})
+            failure = RankFailure(int(path.parent.name), message["message"], extra.get("py_callstack", ""))
+            found.append((int(extra.get("timestamp", "0")), failure))
+    return min(found, key=lambda f: f[0])[1] if found else None

@@ -1,0 +1,103 @@
+"""The first exchange of a session: who is here, and did all come with the same map, device and settings?"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from workbench.errors import ArgumentError, LayoutError, PlanMismatchError
+from workbench.ranks import GroupMap
+from workbench.runtime.members import Member, gather_over_store, ranks_text
+
+
+def exchange_hello(
+    store: dist.Store,
+    group_map: GroupMap,
+    *,
+    world_rank: int,
+    world_size: int,
+    device: str,
+    fusion: bool,
+    problem: str | None,
+    timeout_s: float,
+) -> dict[int, Member]:
+    """The members of the world by world rank, after comparing what they came with.
+
+    Collective: every rank, before the first group is made.
+    Raises, alike on every rank: DeadlineError naming absent ranks, LayoutError if the map is for another world size,
+    PlanMismatchError if maps, devices or settings differ, ArgumentError if two ranks share one GPU.
+    """
+    process = psutil.Process()
+    hello = {
+        "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": os.readlink("/proc/self/ns/pid"),
+        "pid": process.pid,
+        "started": process.create_time(),
+        "map": group_map.digest,
+        "map_text": f"{group_map.system} {_sizes_text(group_map)}",
+        "map_world": group_map.world_size,
+        "device": device,
+        "gpu": str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None,
+        "fusion": fusion,
+        "torch": torch.__version__,
+        "problem": problem,
+    }
+    hellos = gather_over_store(
+        store,
+        "hello",
+        world_rank=world_rank,
+        world_size=world_size,
+        value=hello,
+        timeout_s=timeout_s,
+        what="opening a Session",
+    )
+    for r, h in enumerate(hellos):
+        if h["problem"]:
+            raise ArgumentError(f"world rank {r} cannot open its Session: {h['problem']}")
+    _compare(hellos, "group maps", lambda h: f"{h['map']} ({h['map_text']})", "build the same GroupMap on every rank")
+    if group_map.world_size != world_size:
+        raise LayoutError(
+            f"the group map is for {group_map.world_size} ranks, but the job has {world_size}; start "
+            f"{group_map.world_size} ranks or build a map for {world_size}"
+        )
+    _compare(hellos, "devices", lambda h: str(h["device"]), "pass the same device= or set WORKBENCH_DEVICE alike")
+    _compare(hellos, "fusion switches", lambda h: str(h["fusion"]), "set WORKBENCH_FUSION alike on every rank")
+    _compare(hellos, "torch versions", lambda h: str(h["torch"]), "install the same torch on every rank")
+    _refuse_shared_gpus(hellos)
+    return {
+        r: Member(world_rank=r, host=h["host"], pid=h["pid"], started=h["started"], pid_namespace=h["pid_namespace"])
+        for r, h in enumerate(hellos)
+    }
+
+
+def _compare(hellos: Sequence[dict[str, Any]], what: str, read: Callable[[dict[str, Any]], str], advice: str) -> None:
+    ranks_by_value = defaultdict(list)
+    for world_rank, hello in enumerate(hellos):
+        ranks_by_value[read(hello)].append(world_rank)
+    if len(ranks_by_value) > 1:
+        found = "; ".join(f"{ranks_text(ranks)} came with {value}" for value, ranks in ranks_by_value.items())
+        raise PlanMismatchError(f"the {what} of the ranks differ, so no group was made: {found}; {advice}")
+
+
+def _refuse_shared_gpus(hellos: Sequence[dict[str, Any]]) -> None:
+    ranks_by_gpu = defaultdict(list)
+    for world_rank, hello in enumerate(hellos):
+        if hello["gpu"] is not None:
+            ranks_by_gpu[hello["host"], hello["gpu"]].append(world_rank)
+    for (_, gpu), ranks in ranks_by_gpu.items():
+        if len(ranks) > 1:
+            raise ArgumentError(
+                f"{ranks_text(ranks)} all use GPU {gpu}, which NCCL refuses; call "
+                f"torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the Session, or start fewer ranks"
+            )
+
+
+def _sizes_text(group_map: GroupMap) -> str:
+    return " ".join(f"{name}={value}" for name, value in group_map.sizes.items() if value not in (1, None, False))

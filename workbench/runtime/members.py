@@ -1,0 +1,102 @@
+"""Members: who the ranks of a job are (host, process, device), told over the store before any group exists.
+
+The store is the one place where a missing rank can be named: a rank that never came has written no key. So the first
+exchange of a session and the question "who is missing?" go over it; data goes over gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+
+from workbench.errors import DeadlineError, PeerDeadError
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank's process. `host` is the machine's boot id, so that containers with equal names stay apart."""
+
+    world_rank: int
+    host: str
+    pid: int
+    started: float
+    pid_namespace: str = ""
+
+    def is_dead(self, seen_from: Member) -> bool:
+        """True if the process is certainly gone; False where it lives or cannot be seen from here."""
+        if (self.host, self.pid_namespace) != (seen_from.host, seen_from.pid_namespace):
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+
+def ranks_text(world_ranks: Sequence[int]) -> str:
+    """'world rank 3' or 'world ranks 1, 3'; long lists are cut after sixteen."""
+    shown = ", ".join(map(str, world_ranks[:16])) + (f" and {len(world_ranks) - 16} more" if world_ranks[16:] else "")
+    return f"world rank{'s' if len(world_ranks) != 1 else ''} {shown}"
+
+
+def gather_over_store(
+    store: dist.Store, prefix: str, *, world_rank: int, world_size: int, value: Any, timeout_s: float, what: str
+) -> list[Any]:
+    """Every rank's JSON value, in world-rank order.
+
+    Collective: all ranks of the store's world.   Raises: DeadlineError that names the ranks which wrote nothing.
+    """
+    store.set(f"{prefix}/{world_rank}", json.dumps(value))
+    keys = [f"{prefix}/{r}" for r in range(world_size)]
+
+    def missing() -> tuple[int, ...]:
+        return tuple(r for r, key in enumerate(keys) if not store.check([key]))
+
+    def expired() -> DeadlineError:
+        absent = missing()
+        return DeadlineError(
+            f"{what}: world rank {world_rank} waited {timeout_s:g} s for {ranks_text(absent)}; start every rank of the "
+            f"{world_size} and let each open its Session, or raise timeout_s",
+            missing=absent,
+        )
+
+    wait_until(lambda: store.check(keys), timeout_s=timeout_s, on_expiry=expired)
+    return [json.loads(data) for data in store.multi_get(keys)]
+
+
+def wait_until(
+    done: Callable[[], bool],
+    *,
+    timeout_s: float,
+    on_expiry: Callable[[], Exception],
+    each_second: Callable[[], None] | None = None,
+) -> None:
+    """Poll `done`, ever more slowly, so that Ctrl-C comes through; raise `on_expiry()` past the deadline."""
+    started = time.monotonic()
+    checked = started
+    pause = 20e-6
+    while not done():
+        now = time.monotonic()
+        if now - started > timeout_s:
+            raise on_expiry()
+        if each_second is not None and now - checked > 0.5:
+            checked = now
+            each_second()
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.01)
+
+
+def raise_if_dead(members: Sequence[Member], seen_from: Member, *, what: str) -> None:
+    """Raise PeerDeadError naming those of `members` whose process has ended."""
+    dead = tuple(m.world_rank for m in members if m.is_dead(seen_from))
+    if dead:
+        raise PeerDeadError(
+            f"{what}: the process of {ranks_text(dead)} has ended; look at its own traceback first, then start again",
+            dead=dead,
+        )

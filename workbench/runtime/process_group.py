@@ -1,0 +1,117 @@
+"""The default process group and the subgroups of a GroupMap: made in one order, each with an explicit timeout.
+
+torch's `new_group` has traps that this file answers: its name counter hangs the world when ranks call it in different
+orders, and it does not inherit the timeout of `init_process_group`. So maps are compared first (Session does), every
+rank walks the same list, and every call carries its timeout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from workbench.errors import ArgumentError
+from workbench.ranks import GroupMap
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_base_store: dist.Store | None = None  # one connection a process: a second one to the same store would start it anew
+_generation = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TorchGroups:
+    """The two torch groups behind one rank list: gloo for control, and the one for data (the same object on CPU)."""
+
+    control: dist.ProcessGroup
+    data: dist.ProcessGroup
+    device: str
+
+    def destroy(self) -> None:
+        """Destroy both. Local."""
+        for group in {self.control, self.data}:
+            dist.destroy_process_group(group)
+
+    def abandon(self) -> None:
+        """Leave both as they are, for ever: a group with a call that never ends blocks in its destructor."""
+        for group in {self.control, self.data}:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def init_default_group(device: str, timeout_s: float) -> bool:
+    """Make the default group from torchrun's environment unless there is one; True if this call made it.
+
+    Collective over all ranks. A second generation in the same process gets a fresh prefix of the store, since torchrun's
+    agent keeps the store and its keys across generations.
+    """
+    global _generation
+    if dist.is_initialized():
+        return False
+    timeout = timedelta(seconds=timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    _generation += 1
+    store = dist.PrefixStore(f"workbench/generation{_generation}", _connect(timeout))
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return True
+
+
+def default_store() -> dist.Store:
+    """The store of the default group."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def make_groups(group_map: GroupMap, *, device: str, timeout_s: float) -> dict[tuple[int, ...], TorchGroups]:
+    """The torch groups of every list of more than one rank that holds this rank, keyed by the ordered list.
+
+    Collective over all ranks of the map, which must be equal everywhere. Kinds with equal lists share their groups:
+    identity is the ordered rank tuple. Lists of one rank need no group.
+    """
+    me = dist.get_rank()
+    timeout = timedelta(seconds=timeout_s + 5)  # above our own deadline, which can name the missing rank
+    made: dict[tuple[int, ...], TorchGroups] = {}
+    seen = set()
+    for lists in group_map.groups.values():
+        for ranks in lists:
+            if len(ranks) == 1 or ranks in seen:
+                continue
+            seen.add(ranks)
+            control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+            data = control if device == "cpu" else dist.new_group(list(ranks), backend="nccl", timeout=timeout)
+            if me in ranks:
+                made[ranks] = TorchGroups(control, data, device)
+    return made
+
+
+def _connect(timeout: timedelta) -> dist.Store:
+    global _base_store
+    if _base_store is not None:
+        return _base_store
+    if not any(name in os.environ for name in _NEEDED):
+        _base_store = dist.HashStore()  # a plain `python script.py`: a world of one rank
+        return _base_store
+    absent = [name for name in _NEEDED if not os.environ.get(name)]
+    if absent:
+        raise ArgumentError(
+            f"no process group is initialised and {', '.join(absent)} is not set; start the script with "
+            f"`torchrun --nproc-per-node N script.py`, or call torch.distributed.init_process_group first"
+        )
+    hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    _base_store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        is_master=os.environ["RANK"] == "0" and not hosted_by_agent,
+        timeout=timeout,
+        wait_for_workers=False,
+    )
+    return _base_store
+
+
+def torch_device(device: str) -> torch.device:
+    """The device tensors of a session live on: the CPU, or this process's current GPU (never one derived from a rank)."""
+    return torch.device("cpu") if device == "cpu" else torch.device("cuda", torch.cuda.current_device())

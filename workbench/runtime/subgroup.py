@@ -1,0 +1,75 @@
+"""BoundGroup: one group of the map on this rank, with its torch groups, channel, trace lane and workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.distributed as dist
+
+from workbench.backends.base import Request, Workspace
+from workbench.plan import Plan
+from workbench.ranks import GroupKey
+from workbench.runtime.channel import AloneChannel, GlooChannel
+from workbench.runtime.members import Member
+from workbench.runtime.process_group import TorchGroups
+from workbench.trace import Lane
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A workspace and the plan it came from."""
+
+    workspace: Workspace
+    plan: Plan
+
+
+@dataclass(slots=True)
+class BoundGroup:
+    """What a session holds for one rank list."""
+
+    key: GroupKey
+    channel: GlooChannel | AloneChannel
+    lane: Lane
+    prepared: dict[tuple[torch.dtype, int], Prepared] = field(default_factory=dict)
+    refused: dict[tuple[str, Request], str] = field(default_factory=dict)
+
+    def plan(self, *, tokens: int | None = None) -> Plan | None:
+        """The plan prepared last; with `tokens` above its capacity, as it reads for that size. None if unprepared."""
+        if not self.prepared:
+            return None
+        plan = next(reversed(self.prepared.values())).plan
+        if tokens is not None and tokens > plan.capacity_tokens:
+            return replace(plan, choice="none", reason=f"{tokens} tokens exceed the {plan.capacity_tokens} prepared")
+        return plan
+
+    def put(self, request: Request, prepared: Prepared) -> None:
+        """Take `prepared` into use; the workspace it replaces is closed after it."""
+        old = self.prepared.pop((request.dtype, request.hidden), None)
+        self.prepared[request.dtype, request.hidden] = prepared
+        if old is not None:
+            old.workspace.close()
+
+    def close(self) -> None:
+        """Close the workspaces, newest first. Local."""
+        while self.prepared:
+            self.prepared.popitem()[1].workspace.close()
+
+
+def bind_group(
+    key: GroupKey,
+    groups: TorchGroups | None,
+    members: Mapping[int, Member],
+    *,
+    world_rank: int,
+    device: str,
+    store: dist.Store,
+    timeout_s: float,
+    lane: Lane,
+) -> BoundGroup:
+    """The bound group of `key` for this rank. Local."""
+    if groups is None:
+        return BoundGroup(key, AloneChannel(key, device=device, timeout_s=timeout_s), lane)
+    channel = GlooChannel(key, groups=groups, store=store, members=members, world_rank=world_rank, timeout_s=timeout_s)
+    return BoundGroup(key, channel, lane)
