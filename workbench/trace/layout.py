@@ -26,11 +26,11 @@ RECORD = struct.Struct("<QqqBBH44sQ")  # number + 1, time_ns, sequence, phase, f
 WHAT = struct.Struct(
     "<IIIIIIIIiii"
 )  # ids of group, op, shape, dtype, path, reduce_op, stride_class, site; root x2, peer
-TEXT = struct.Struct("<QqqBBH44sQ")  # number + 1, number of its event, part, phase, 0, length, bytes, number + 1
+TEXT = struct.Struct("<QqqBBH44sQ")  # number + 1, number of its event, part, phase, flags, length, bytes, number + 1
 
 PHASES = {"B": 1, "E": 2, "I": 3}
 PHASE_TEXT = 4
-FLAG_CAPTURE, FLAG_ERROR, FLAG_TEXT = 1, 2, 4
+FLAG_CAPTURE, FLAG_ERROR, FLAG_TEXT, FLAG_LAST_PART = 1, 2, 4, 8
 
 ID_NONE, ID_LOST, ID_FIRST = 0, 1, 2  # an id that was lost had no room in the table
 NO_RANK = -(1 << 31)
@@ -39,7 +39,7 @@ TEXT_BYTES = 44
 MAX_TEXT_BYTES = 44 * 64  # a longer note or error is cut, and says so
 
 MIN_FILE_BYTES = 64 << 10
-MAX_FILE_BYTES = 1 << 32
+MAX_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

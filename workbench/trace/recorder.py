@@ -50,6 +50,7 @@ class Recorder:
         self._lanes: dict[tuple[GroupKey, str, int, int], Lane] = {}
         self._lock = threading.Lock()
         self._lane = Lane(file, None, slot=0, group_id=at.ID_NONE)
+        self._events_of_the_rest = count(1)  # of the lanes that share the last slot
 
     @classmethod
     def open(
@@ -145,7 +146,10 @@ class Recorder:
     def _new_lane(self, info: GroupInfo) -> Lane:
         assert self._file is not None
         slot = min(len(self._lanes) + 1, self._file.layout.num_slots - 1)
-        return Lane(self._file, info, slot=slot, group_id=self._file.add({"group": info.to_json(), "slot": slot}))
+        lane = Lane(self._file, info, slot=slot, group_id=self._file.add({"group": info.to_json(), "slot": slot}))
+        if slot == self._file.layout.num_slots - 1:
+            lane._events = self._events_of_the_rest
+        return lane
 
 
 class Lane:
@@ -318,7 +322,8 @@ class _File:
         with self._lock:
             self._adding = threading.get_ident()
             try:
-                return self._ids[text] if text in self._ids else self._append(text)
+                known = self._ids.get(text)
+                return self._append(text, value) if known is None else known
             except ValueError:  # closed by another thread just now
                 return at.ID_LOST
             finally:
@@ -340,11 +345,13 @@ class _File:
         except BufferError:  # another thread is inside a write: freed with this object
             pass
 
-    def _append(self, text: str) -> int:
+    def _append(self, text: str, value: Any) -> int:
         if not self.live:
             return at.ID_LOST
         line = text.encode() + b"\n"
-        if self._used + len(line) > self.layout.table_bytes:
+        is_group = isinstance(value, dict) and "group" in value
+        room = self.layout.table_bytes * (4 if is_group else 3) // 4  # groups must not be lost to a flood of shapes
+        if self._used + len(line) > room:
             self._words[at.WORD_TABLE_LOST] += 1
             return at.ID_LOST
         start = self.layout.table_at + self._used
@@ -363,7 +370,8 @@ class _File:
             piece = data[start : start + at.TEXT_BYTES]
             number = next(self._numbers)
             place = self._ring_at + number % self._places * at.RECORD.size
-            _pack_into(self._map, place, number + 1, event, part, at.PHASE_TEXT, 0, len(piece), piece, number + 1)
+            flags = at.FLAG_LAST_PART if start + len(piece) == len(data) else 0
+            _pack_into(self._map, place, number + 1, event, part, at.PHASE_TEXT, flags, len(piece), piece, number + 1)
 
     def _write_header(self, meta: dict[str, Any]) -> None:
         text, where = json.dumps(meta).encode(), self.layout
