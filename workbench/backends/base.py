@@ -27,8 +27,8 @@ class Channel(Protocol):
     """The slow, safe way members of one group talk: JSON values over the group's gloo group, with a deadline.
 
     One per group and rank. `gather` is collective over the group: every member calls it the same number of times.
-    `torch_group` is the gloo group of the same members. torch numbers them in its own order (see GroupKey), so a backend
-    never takes a place in it for a group rank.
+    `torch_group` is the gloo group of the same members. torch numbers them in its own order (see GroupKey), so a
+    backend never takes a place in it for a group rank.
     """
 
     key: GroupKey
@@ -65,9 +65,10 @@ class Workspace(Protocol):
 
     Shapes: x, residual [tokens, hidden]; weight [hidden]; 0 <= tokens <= request.max_tokens, equal on every member.
         All contiguous, of request.dtype, on the CPU for CPU backends. Results are fresh tensors.
-    Raises: ArgumentError or CapacityError for a call that does not fit, before anything waits; the workspace stays good.
-        ArgumentError too where members came with different calls, DeadlineError and PeerDeadError from a wait; after
-        these, and after an interrupt, the workspace is broken: each later call is a ClosedError that tells the story.
+    Raises: ArgumentError or CapacityError for a call that does not fit, before anything waits; the workspace stays
+        good. ArgumentError too where members came with different calls, DeadlineError and PeerDeadError from a wait;
+        after these, and after an interrupt, the workspace is broken: each later call is a ClosedError that tells the
+        story.
     `empty` is local and gives memory that peers read in place. `close` is local, may be called twice, and leaves
     tensors that are still held readable.
     """

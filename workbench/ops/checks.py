@@ -86,7 +86,7 @@ def _complaint(limits: Limits, x: torch.Tensor, residual: torch.Tensor | None, w
         wanted.append(("weight", weight, 1, limits.hidden, f"[{limits.hidden}]"))
     for name, tensor, dims, last, form in wanted:
         if tensor.dtype is not limits.dtype:
-            return f"{_who(limits)}: {name} is {tensor.dtype}, prepared for {limits.dtype}; convert it or prepare that dtype"
+            return f"{_who(limits)}: {name} is {tensor.dtype}, prepared for {limits.dtype}; convert it"
         if tensor.device.type != limits.device:
             return f"{_who(limits)}: {name} is on {tensor.device}, this workspace serves {limits.device}"
         if tensor.dim() != dims or tensor.shape[-1] != last:

@@ -1,12 +1,12 @@
 """The fused operation in plain torch: slow, and by definition right. Any device, no process group.
 
-sum          = ((x_0 + x_1) + x_2) ...                     fp32, in group_rank order, starting from x_0 (so -0.0 survives)
+sum          = ((x_0 + x_1) + x_2) ...                     fp32, in group_rank order, from x_0 on (so -0.0 survives)
 residual_out = T(sum + fp32(residual))                     Rounding.ONCE
              = T(fp32(T(sum)) + fp32(residual))            Rounding.TWICE, the bits of the unfused chain
 norm_out     = T(fp32(residual_out) * rsqrt(mean(fp32(residual_out)^2) + eps) * (weight_bias + fp32(weight)))
 
-T rounds to nearest even. A NaN becomes the one NaN that GPUs write (0x7fff, in fp32 0x7fffffff), because torch's own CPU
-casts give different bits to vector bodies and scalar tails; so results compare bit for bit, NaN included.
+T rounds to nearest even. A NaN becomes the one NaN that GPUs write (0x7fff, in fp32 0x7fffffff), because torch's own
+casts give it different bits on different machines; so results compare bit for bit, NaN included.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def add_rms_norm(
 ) -> FusedOutput:
     """The local part: add the residual to a complete fp32 sum and normalise each token.
 
-    Shapes: total_fp32 [tokens, hidden] fp32; residual [tokens, hidden] and weight [hidden] of one dtype T; returns fresh
-        norm and residual of dtype T. 0 tokens is legal.
+    Shapes: total_fp32 [tokens, hidden] fp32; residual [tokens, hidden] and weight [hidden] of one dtype T; returns
+        fresh norm and residual of dtype T. 0 tokens is legal.
     Numerics: the formula of this file. The mean is taken in fp32 in torch's order, so the norm of another backend may
         differ in its last bit; the residual may not.
     Source: own; pinned by tests/ops/test_reference.py.

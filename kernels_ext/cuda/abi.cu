@@ -1,0 +1,143 @@
+// The C face (cuda_abi.h): argument checks, choice of the dtype's instance, memory that other processes can map.
+#include <cuda_runtime.h>
+#include <string.h>
+
+#include "../include/wbk/cuda_abi.h"
+#include "../include/wbk/cuda_layout.h"
+#include "../include/wbk/memory.cuh"
+
+int wbk_push_bf16(const WbkCall &c, cudaStream_t stream, uint32_t *resident);
+int wbk_push_fp16(const WbkCall &c, cudaStream_t stream, uint32_t *resident);
+int wbk_push_fp32(const WbkCall &c, cudaStream_t stream, uint32_t *resident);
+
+namespace {
+
+uint32_t vectors_of(uint32_t hidden, uint32_t dtype) { return hidden / (dtype == WBK_FP32 ? 4 : 8); }
+
+bool aligned(const void *p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
+
+bool sound(const WbkCall &c, bool pointers) {
+  const uint32_t copies = c.virtual_ranks ? c.virtual_ranks : 1;
+  const bool norm = c.op == WBK_OP_ALL_REDUCE_ADD_RMS_NORM;
+  if (!norm && c.op != WBK_OP_ALL_REDUCE) return false;
+  if (c.dtype > WBK_FP32 || c.ranks < 2 || c.ranks > WBK_CUDA_MAX_RANKS || c.first_rank + copies > c.ranks) return false;
+  if (c.hidden == 0 || c.hidden % 8 || c.hidden > 16384 || c.lanes == 0 || c.trigger > WBK_TRIGGER_NEVER) return false;
+  if (c.cluster == 0 || c.cluster > wbk::kMaxCluster || c.ahead == 0 || c.ahead > wbk::kMaxAhead) return false;
+  if (!pointers) return true;
+  for (uint32_t r = 0; r < c.ranks; ++r)
+    if (!c.slots[r] || !aligned(c.slots[r])) return false;
+  if (norm && (!c.weight || !aligned(c.weight))) return false;
+  for (uint32_t i = 0; i < copies; ++i) {
+    const WbkRank &k = c.rank[i];
+    if (!k.lanes || !k.state || !k.report) return false;
+    if (c.tokens && (!k.x || !k.sum || !aligned(k.x) || !aligned(k.sum))) return false;
+    if (c.tokens && norm && (!k.residual || !k.norm || !aligned(k.residual) || !aligned(k.norm))) return false;
+  }
+  return true;
+}
+
+int dispatch(const WbkCall &c, cudaStream_t stream, uint32_t *resident) {
+  if (c.dtype == WBK_BF16) return wbk_push_bf16(c, stream, resident);
+  return c.dtype == WBK_FP16 ? wbk_push_fp16(c, stream, resident) : wbk_push_fp32(c, stream, resident);
+}
+
+struct OnDevice { // makes `device` current for a scope
+  int before = -1;
+  explicit OnDevice(int device) {
+    cudaGetDevice(&before);
+    cudaSetDevice(device);
+  }
+  ~OnDevice() { cudaSetDevice(before); }
+};
+
+__global__ void delay_kernel(uint64_t ns) {
+  const uint64_t start = wbk::clock_ns();
+  while (wbk::clock_ns() - start < ns) __nanosleep(200);
+}
+
+} // namespace
+
+extern "C" {
+
+int wbk_cuda_abi(void) { return WBK_CUDA_ABI; }
+
+uint64_t wbk_cuda_call_bytes(void) { return sizeof(WbkCall); }
+
+const char *wbk_cuda_error_text(int code) {
+  switch (code) {
+  case -1: return "arguments out of range, null or not aligned to 16 bytes";
+  case -2: return "more lanes than fit on the device at one time";
+  case -3: return "this cluster size does not fit this hidden size";
+  default: return cudaGetErrorString(static_cast<cudaError_t>(code));
+  }
+}
+
+uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t lanes, uint32_t hidden, uint32_t dtype) {
+  return wbk::Layout{ranks, lanes, vectors_of(hidden, dtype)}.slot_bytes();
+}
+
+uint64_t wbk_cuda_lane_bytes(uint32_t lanes) { return wbk::Layout{2, lanes, 1}.lane_bytes(); }
+
+int wbk_cuda_resident_lanes(const WbkCall *call, uint32_t *lanes) { return sound(*call, false) ? dispatch(*call, nullptr, lanes) : -1; }
+
+int wbk_cuda_push(const WbkCall *call, void *stream) {
+  return sound(*call, true) ? dispatch(*call, static_cast<cudaStream_t>(stream), nullptr) : -1;
+}
+
+int wbk_cuda_alloc(int device, uint64_t bytes, int fill, void **ptr) {
+  OnDevice on(device);
+  if (int code = cudaMalloc(ptr, bytes)) return code;
+  if (int code = cudaMemset(*ptr, fill, bytes)) return code;
+  return cudaDeviceSynchronize();
+}
+
+int wbk_cuda_free(int device, void *ptr) {
+  OnDevice on(device);
+  return cudaFree(ptr);
+}
+
+int wbk_cuda_ipc_export(void *ptr, unsigned char handle[64]) {
+  cudaIpcMemHandle_t h;
+  static_assert(sizeof h == 64, "the ABI says 64 bytes");
+  if (int code = cudaIpcGetMemHandle(&h, ptr)) return code;
+  memcpy(handle, &h, sizeof h);
+  return 0;
+}
+
+int wbk_cuda_ipc_open(int device, const unsigned char handle[64], void **ptr) {
+  OnDevice on(device);
+  cudaIpcMemHandle_t h;
+  memcpy(&h, handle, sizeof h);
+  return cudaIpcOpenMemHandle(ptr, h, cudaIpcMemLazyEnablePeerAccess);
+}
+
+int wbk_cuda_ipc_close(int device, void *ptr) {
+  OnDevice on(device);
+  return cudaIpcCloseMemHandle(ptr);
+}
+
+int wbk_cuda_host_alloc(uint64_t bytes, void **host, void **device) {
+  if (int code = cudaHostAlloc(host, bytes, cudaHostAllocMapped | cudaHostAllocPortable)) return code;
+  memset(*host, 0, bytes);
+  return cudaHostGetDevicePointer(device, *host, 0);
+}
+
+int wbk_cuda_host_free(void *host) { return cudaFreeHost(host); }
+
+int wbk_cuda_device(int device, int *multiprocessors, int *arch, unsigned char uuid[16]) {
+  cudaDeviceProp p;
+  if (int code = cudaGetDeviceProperties(&p, device)) return code;
+  *multiprocessors = p.multiProcessorCount;
+  *arch = p.major * 10 + p.minor;
+  memcpy(uuid, &p.uuid, 16);
+  return 0;
+}
+
+int wbk_cuda_can_reach(int device, int peer, int *yes) { return cudaDeviceCanAccessPeer(yes, device, peer); }
+
+int wbk_cuda_delay(uint64_t ns, void *stream) {
+  delay_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(ns);
+  return cudaGetLastError();
+}
+
+} // extern "C"

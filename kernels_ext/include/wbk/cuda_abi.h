@@ -1,0 +1,73 @@
+/* The C face of the CUDA kernels: no torch, no Python, no C++ types. Every function gives 0 or a code that
+ * wbk_cuda_error_text() explains. Sizes are elements or bytes as named; pointers are device pointers unless said. */
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { WBK_CUDA_ABI = 1, WBK_CUDA_MAX_RANKS = 16 };
+enum { WBK_BF16 = 0, WBK_FP16 = 1, WBK_FP32 = 2 };
+enum { WBK_OP_ALL_REDUCE = 1, WBK_OP_ALL_REDUCE_ADD_RMS_NORM = 2 };
+
+/* When the kernel lets the next kernel of the stream start (programmatic dependent launch). The next kernel still waits for
+ * this one's end before it reads results, if it was launched that way; the choice only moves its prologue. */
+enum { WBK_TRIGGER_AT_START = 0, WBK_TRIGGER_AFTER_PUSH = 1, WBK_TRIGGER_AFTER_POLL = 2, WBK_TRIGGER_NEVER = 3 };
+
+/* What a kernel that gave up leaves in host-mapped memory. `valid` is written last. */
+typedef struct {
+  uint32_t valid, op, group, rank, peer, lane, epoch, expected, seen, reserved[7];
+} WbkReport;
+
+/* One rank's own memory. Virtual ranks give one of these a rank, real ranks give one. */
+typedef struct {
+  const void *x;        /* [tokens, hidden], this rank's contribution */
+  const void *residual; /* [tokens, hidden]; unused by all_reduce */
+  void *sum;            /* [tokens, hidden]: the sum, or sum + residual. May be x or residual */
+  void *norm;           /* [tokens, hidden]; unused by all_reduce */
+  uint32_t *lanes;      /* lane records, zeroed once */
+  uint32_t *state;      /* 0: sound; else an earlier call gave up and every later one leaves at once */
+  WbkReport *report;    /* device address of host-mapped memory */
+} WbkRank;
+
+typedef struct {
+  uint32_t op, dtype, ranks, first_rank, virtual_ranks; /* virtual_ranks 0: one real rank, first_rank */
+  uint32_t tokens, hidden, lanes;                       /* lanes: of the workspace */
+  uint32_t cluster, ahead, max_lanes, trigger;          /* the choice; max_lanes: lanes this call may use, 0: all */
+  uint32_t round_twice, group, pdl;
+  float eps, weight_bias;
+  uint64_t timeout_ns; /* bound of one wait for a peer */
+  const void *weight;  /* [hidden] */
+  void *slots[WBK_CUDA_MAX_RANKS]; /* every rank's slots as this process sees them */
+  WbkRank rank[WBK_CUDA_MAX_RANKS];
+} WbkCall;
+
+int wbk_cuda_abi(void);
+uint64_t wbk_cuda_call_bytes(void); /* sizeof(WbkCall): a caller that mirrors it checks */
+const char *wbk_cuda_error_text(int code);
+uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t lanes, uint32_t hidden, uint32_t dtype);
+uint64_t wbk_cuda_lane_bytes(uint32_t lanes);
+
+/* Lanes of such a call that can be on the device at once: equal on all ranks only if their devices are. */
+int wbk_cuda_resident_lanes(const WbkCall *call, uint32_t *lanes);
+/* Puts the fused all-reduce on `stream`. Checks arguments, never waits. */
+int wbk_cuda_push(const WbkCall *call, void *stream);
+
+/* Memory that other processes can map. */
+int wbk_cuda_alloc(int device, uint64_t bytes, int fill, void **ptr);
+int wbk_cuda_free(int device, void *ptr);
+int wbk_cuda_ipc_export(void *ptr, unsigned char handle[64]);
+int wbk_cuda_ipc_open(int device, const unsigned char handle[64], void **ptr);
+int wbk_cuda_ipc_close(int device, void *ptr);
+int wbk_cuda_host_alloc(uint64_t bytes, void **host, void **device);
+int wbk_cuda_host_free(void *host);
+/* Multiprocessors, compute capability (90 for 9.0), 16-byte UUID; and whether `device` may reach `peer`. */
+int wbk_cuda_device(int device, int *multiprocessors, int *arch, unsigned char uuid[16]);
+int wbk_cuda_can_reach(int device, int peer, int *yes);
+/* Keeps one thread of the stream busy for `ns`: tests use it to delay a rank. */
+int wbk_cuda_delay(uint64_t ns, void *stream);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,186 @@
+"""Compile the CPU kernels where they run: once per machine, sources, compiler and flags, into a private cache.
+
+The object is made for exactly this processor, so the processor is part of its name. Sixteen ranks that start at once
+compile once: the first holds a lock file, the others wait for it, with a deadline.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from workbench.errors import ResourceError
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-fast-math",
+    "-ffp-contract=off",  # a fused multiply-add would round otherwise than the reference
+    "-w",
+)
+UNIT = "cpu/shm.cpp"
+HEADERS = ("include/wbk/abi.h", "cpu/lanes.h", "cpu/rows.h", "cpu/segment.h", "cpu/wait.h")
+COMPILERS = ("c++", "g++", "clang++")
+LOCK_DEADLINE_S = 180.0
+COMPILE_DEADLINE_S = 150.0
+
+
+def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line: None) -> Path:
+    """The shared object of the CPU kernels, compiled now unless the cache holds it.
+
+    `force` compiles even then. `log` receives one line for each thing done.
+    Local; safe for any number of processes at once.
+    Raises: ResourceError without a compiler (see find_compiler), for a failed compilation with the compiler's first
+        errors, for a cache that is not ours alone, and where another process holds the build lock too long.
+    """
+    command = find_compiler()
+    if command is None:
+        raise ResourceError(NO_COMPILER)
+    directory = cache_directory()
+    target = directory / f"wbk-cpu-{_key(command)}.so"
+    if target.exists() and not force:
+        return check_private(target)
+    with _locked(target.with_suffix(".lock")):
+        if target.exists() and not force:
+            return check_private(target)
+        started = time.monotonic()
+        log(f"compiling the CPU kernels with {shlex.join(command)}")
+        _compile(command, target)
+        log(f"compiled in {time.monotonic() - started:.1f} s: {target}")
+    return check_private(target)
+
+
+def find_compiler() -> tuple[str, ...] | None:
+    """The C++ compiler as a command: $CXX if it is set, else the first of c++, g++, clang++; None if there is none."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for candidate in [asked] if asked else [[name] for name in COMPILERS]:
+        found = shutil.which(candidate[0])
+        if found is not None:
+            return (found, *candidate[1:])
+    return None
+
+
+NO_COMPILER = (
+    "no C++ compiler ($CXX, c++, g++ or clang++) was found, so the shared-memory kernels cannot be compiled; "
+    "install g++ or clang, or set CXX; until then gloo serves"
+)
+
+
+def cache_directory() -> Path:
+    """Our directory for compiled objects, created with mode 0700. Raises ResourceError if others could write to it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        directory = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "fusion-workbench"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as e:
+        raise ResourceError(f"no directory for compiled kernels: {e}; set XDG_CACHE_HOME to one you can write") from e
+    return check_private(directory)
+
+
+def check_private(path: Path) -> Path:
+    """`path`, unless it is a link, is not ours, or can be written by group or others: then ResourceError."""
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise ResourceError(
+            f"{path} is not used: owner uid {info.st_uid}, mode {stat.filemode(info.st_mode)}; it must be no link, "
+            f"belong to uid {os.geteuid()} and be writable by nobody else; remove it, or set XDG_CACHE_HOME"
+        )
+    return path
+
+
+@cache
+def _sources() -> dict[str, str]:
+    root = resources.files("kernels_ext")
+    return {name: root.joinpath(*name.split("/")).read_text() for name in (*HEADERS, UNIT)}
+
+
+@cache
+def _key(command: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for part in (*command, *FLAGS, _version(command), _processor(), *(f"{n}\0{t}" for n, t in _sources().items())):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise ResourceError(f"the compiler {shlex.join(command)} does not run: {e}") from e
+    return done.stdout + done.stderr
+
+
+def _processor() -> str:
+    """What -march=native depends on: architecture, model and feature flags."""
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return platform.machine() + "\n" + "\n".join(line for line in lines if line.startswith(wanted))
+
+
+def _compile(command: tuple[str, ...], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        for name, text in _sources().items():
+            path = Path(scratch, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        made = Path(scratch, "made.so")
+        line = [*command, *FLAGS, f"-I{scratch}/include", f"{scratch}/{UNIT}", "-o", str(made)]
+        try:
+            done = subprocess.run(line, capture_output=True, text=True, timeout=COMPILE_DEADLINE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise ResourceError(f"compiling the CPU kernels with {shlex.join(command)} failed: {e}") from e
+        if done.returncode != 0 or not made.exists():
+            raise ResourceError(
+                f"compiling the CPU kernels with {shlex.join(command)} failed with status {done.returncode}; "
+                f"its first errors:\n{_first_errors(done.stderr or done.stdout)}"
+            )
+        made.chmod(0o700)
+        made.replace(target)
+
+
+def _first_errors(text: str) -> str:
+    lines = text.splitlines()
+    errors = [line for line in lines if "error" in line]
+    return "\n".join((errors or lines)[:5]) or "(the compiler printed nothing)"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file; it frees itself if its holder dies. Raises ResourceError past the deadline."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + LOCK_DEADLINE_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
+                    raise ResourceError(
+                        f"process {holder} compiles the CPU kernels for more than {LOCK_DEADLINE_S:g} s (lock {path}); "
+                        f"end it, or run `workbench build`"
+                    ) from None
+                time.sleep(0.05)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)

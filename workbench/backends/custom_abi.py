@@ -1,0 +1,186 @@
+"""The CUDA kernels' C face (kernels_ext/include/wbk/cuda_abi.h) seen through ctypes, and the memory one rank of a group owns.
+
+Nothing here imports the rest of the package, so programs that measure kernels can load this file alone.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_RANKS = 16
+BF16, FP16, FP32 = 0, 1, 2
+ALL_REDUCE, ADD_NORM = 1, 2
+TRIGGER_AT_START, TRIGGER_AFTER_PUSH, TRIGGER_AFTER_POLL, TRIGGER_NEVER = 0, 1, 2, 3
+_ABI = 1
+
+
+class KernelError(RuntimeError):
+    """A call into the kernels' library that was refused; the text is the library's."""
+
+
+class Report(c.Structure):
+    """What a kernel that gave up says: who waited (rank), for whom (peer), for which row of which lane (epoch)."""
+
+    _fields_ = [
+        (name, c.c_uint32)
+        for name in ("valid", "op", "group", "rank", "peer", "lane", "epoch", "expected", "seen")
+    ] + [("reserved", c.c_uint32 * 7)]  # type: ignore[list-item]
+
+
+class RankMemory(c.Structure):
+    _fields_ = [(name, c.c_void_p) for name in ("x", "residual", "sum", "norm", "lanes", "state", "report")]
+
+
+class Call(c.Structure):
+    _fields_ = [
+        *((name, c.c_uint32) for name in ("op", "dtype", "ranks", "first_rank", "virtual_ranks")),
+        *((name, c.c_uint32) for name in ("tokens", "hidden", "lanes")),
+        *((name, c.c_uint32) for name in ("cluster", "ahead", "max_lanes", "trigger")),
+        *((name, c.c_uint32) for name in ("round_twice", "group", "pdl")),
+        ("eps", c.c_float),
+        ("weight_bias", c.c_float),
+        ("timeout_ns", c.c_uint64),
+        ("weight", c.c_void_p),
+        ("slots", c.c_void_p * MAX_RANKS),
+        ("rank", RankMemory * MAX_RANKS),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a call is laid on the device: blocks a lane, rows pushed in advance, lanes at most (0: all), and the trigger."""
+
+    cluster: int
+    ahead: int = 1
+    max_lanes: int = 0
+    trigger: int = TRIGGER_AFTER_PUSH
+
+
+class Kernels:
+    """The loaded library. Methods raise KernelError; sizes are bytes where the name says so."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.lib = lib = c.CDLL(str(path))
+        self.path = str(path)
+        for name, result, arguments in (
+            ("wbk_cuda_abi", c.c_int, ()),
+            ("wbk_cuda_call_bytes", c.c_uint64, ()),
+            ("wbk_cuda_error_text", c.c_char_p, (c.c_int,)),
+            ("wbk_cuda_slot_bytes", c.c_uint64, (c.c_uint32,) * 4),
+            ("wbk_cuda_lane_bytes", c.c_uint64, (c.c_uint32,)),
+            ("wbk_cuda_resident_lanes", c.c_int, (c.c_void_p, c.c_void_p)),
+            ("wbk_cuda_push", c.c_int, (c.c_void_p, c.c_void_p)),
+            ("wbk_cuda_alloc", c.c_int, (c.c_int, c.c_uint64, c.c_int, c.c_void_p)),
+            ("wbk_cuda_free", c.c_int, (c.c_int, c.c_void_p)),
+            ("wbk_cuda_ipc_export", c.c_int, (c.c_void_p, c.c_char_p)),
+            ("wbk_cuda_ipc_open", c.c_int, (c.c_int, c.c_char_p, c.c_void_p)),
+            ("wbk_cuda_ipc_close", c.c_int, (c.c_int, c.c_void_p)),
+            ("wbk_cuda_host_alloc", c.c_int, (c.c_uint64, c.c_void_p, c.c_void_p)),
+            ("wbk_cuda_host_free", c.c_int, (c.c_void_p,)),
+            ("wbk_cuda_device", c.c_int, (c.c_int, c.c_void_p, c.c_void_p, c.c_char_p)),
+            ("wbk_cuda_can_reach", c.c_int, (c.c_int, c.c_int, c.c_void_p)),
+            ("wbk_cuda_delay", c.c_int, (c.c_uint64, c.c_void_p)),
+        ):
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, list(arguments)
+        if lib.wbk_cuda_abi() != _ABI or lib.wbk_cuda_call_bytes() != c.sizeof(Call):
+            raise KernelError(f"{path} has another ABI than this package: build it again")
+
+    def ok(self, code: int) -> None:
+        if code:
+            raise KernelError(f"{self.lib.wbk_cuda_error_text(code).decode()} (code {code})")
+
+    def push(self, call: Call, stream: int) -> None:
+        self.ok(self.lib.wbk_cuda_push(c.byref(call), stream))
+
+    def resident_lanes(self, call: Call) -> int:
+        lanes = c.c_uint32()
+        self.ok(self.lib.wbk_cuda_resident_lanes(c.byref(call), c.byref(lanes)))
+        return lanes.value
+
+    def delay(self, ns: int, stream: int) -> None:
+        self.ok(self.lib.wbk_cuda_delay(ns, stream))
+
+    def device(self, index: int) -> tuple[int, int, str]:
+        """Multiprocessors, compute capability (90 for 9.0) and UUID of a device."""
+        sms, arch, uuid = c.c_int(), c.c_int(), c.create_string_buffer(16)
+        self.ok(self.lib.wbk_cuda_device(index, c.byref(sms), c.byref(arch), uuid))
+        return sms.value, arch.value, uuid.raw.hex()
+
+    def can_reach(self, device: int, peer: int) -> bool:
+        yes = c.c_int()
+        self.ok(self.lib.wbk_cuda_can_reach(device, peer, c.byref(yes)))
+        return bool(yes.value)
+
+    def alloc(self, device: int, size_bytes: int, fill: int) -> int:
+        address = c.c_void_p()
+        self.ok(self.lib.wbk_cuda_alloc(device, size_bytes, fill, c.byref(address)))
+        return int(address.value or 0)
+
+    def free(self, device: int, address: int) -> None:
+        self.ok(self.lib.wbk_cuda_free(device, address))
+
+    def export(self, address: int) -> bytes:
+        handle = c.create_string_buffer(64)
+        self.ok(self.lib.wbk_cuda_ipc_export(address, handle))
+        return handle.raw
+
+    def open(self, device: int, handle: bytes) -> int:
+        address = c.c_void_p()
+        self.ok(self.lib.wbk_cuda_ipc_open(device, handle, c.byref(address)))
+        return int(address.value or 0)
+
+    def close(self, device: int, address: int) -> None:
+        self.ok(self.lib.wbk_cuda_ipc_close(device, address))
+
+
+class OwnMemory:
+    """What one rank of one group owns: slots that peers write, lane records, the state word, and the host-mapped report.
+
+    Slots are filled with ones (the sentinel) and the rest with zeros before this returns. Local; nothing is shared yet.
+    """
+
+    def __init__(self, kernels: Kernels, device: int, *, ranks: int, lanes: int, hidden: int, dtype: int) -> None:
+        self.kernels, self.device = kernels, device
+        self.slots = self.records = self.host = 0
+        lib = kernels.lib
+        unit = 2 << 20  # whole allocation units: a handle names the unit, not an offset in it
+        self.size_bytes = -(-lib.wbk_cuda_slot_bytes(ranks, lanes, hidden, dtype) // unit) * unit
+        record_bytes = lib.wbk_cuda_lane_bytes(lanes)
+        try:
+            self.slots = kernels.alloc(device, self.size_bytes, 0xFF)
+            self.records = kernels.alloc(device, record_bytes + 64, 0)
+            host, seen = c.c_void_p(), c.c_void_p()
+            kernels.ok(lib.wbk_cuda_host_alloc(c.sizeof(Report), c.byref(host), c.byref(seen)))
+            self.host, self.report_address = int(host.value or 0), int(seen.value or 0)
+        except KernelError:
+            self.free()
+            raise
+        self.state = self.records + record_bytes
+        self.report = Report.from_address(self.host)
+
+    def fill(self, memory: RankMemory) -> None:
+        memory.lanes, memory.state, memory.report = self.records, self.state, self.report_address
+
+    def free(self) -> None:
+        """Give everything back; once."""
+        if self.slots:
+            self.kernels.free(self.device, self.slots)
+        if self.records:
+            self.kernels.free(self.device, self.records)
+        if self.host:
+            self.kernels.ok(self.kernels.lib.wbk_cuda_host_free(self.host))
+        self.slots = self.records = self.host = 0
+
+
+def exchange_ipc(own: OwnMemory, rank: int, gather: Callable[[Any], Sequence[Any]]) -> list[int]:
+    """Every rank's slots as this process sees them, own ones at `rank`. Collective: one gather."""
+    handles = gather(own.kernels.export(own.slots).hex())
+    return [
+        own.slots if r == rank else own.kernels.open(own.device, bytes.fromhex(handle))
+        for r, handle in enumerate(handles)
+    ]

@@ -1,0 +1,37 @@
+"""A vote: what each member could do or could not, told to all, so that a failure is the same exception on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.backends.base import Channel, Json
+from workbench.errors import ResourceError, WorkbenchError
+
+
+def vote(channel: Channel, what: str, attempt: Callable[[], Json]) -> list[Json]:
+    """Every member's result of its own attempt, in group_rank order.
+
+    Collective: every member of the group, in the same order as its other calls on the channel.
+    Raises: ResourceError naming the group and each world rank whose attempt raised a WorkbenchError or OSError; the
+        same text on every member. Errors of the channel itself pass through.
+    """
+    error: Exception | None = None
+    try:
+        mine: Json = {"value": attempt()}
+    except (WorkbenchError, OSError) as e:
+        error = e
+        mine = {"error": str(e)}
+    answers = channel.gather(mine)
+    reasons = [
+        f"world rank {channel.key.world_ranks[group_rank]}: {answer['error']}"
+        for group_rank, answer in enumerate(answers)
+        if "error" in answer
+    ]
+    if reasons:
+        raise ResourceError(f"{channel.key}: {what} failed; {_short(reasons)}") from error
+    return [answer["value"] for answer in answers]
+
+
+def _short(reasons: list[str]) -> str:
+    """All reasons, or the first four and a count."""
+    return "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if reasons[4:] else "")
