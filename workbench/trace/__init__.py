@@ -1,26 +1,52 @@
 """What happened on each rank: events, the recorder that writes them, readers, exports, and who waited for whom."""
 
+from workbench.trace.calls import RankCall, pair_calls
+from workbench.trace.chrome import to_chrome
 from workbench.trace.event import CallSite, Event, GroupInfo, Phase, TraceError, stride_class
+from workbench.trace.flight_recorder import (
+    from_flight_recorder,
+    load_dump,
+    read_flight_recorder,
+    to_flight_recorder,
+    write_flight_recorder,
+)
+from workbench.trace.jsonl import from_jsonl, to_jsonl
+from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Lane, Recorder, Token
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
 
 __all__ = [
+    "Call",
     "CallSite",
     "Drops",
     "Event",
     "GroupInfo",
     "Header",
     "Lane",
+    "Lanes",
     "Phase",
+    "Presence",
+    "RankCall",
     "RankTrace",
     "Recorder",
     "Token",
     "Trace",
     "TraceError",
+    "Visit",
     "align",
+    "from_flight_recorder",
+    "from_jsonl",
+    "load_dump",
+    "pair_calls",
     "read_directory",
+    "read_flight_recorder",
     "read_progress",
     "read_rank",
+    "rendezvous_lanes",
     "stride_class",
+    "to_chrome",
+    "to_flight_recorder",
+    "to_jsonl",
+    "write_flight_recorder",
 ]

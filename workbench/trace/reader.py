@@ -94,7 +94,7 @@ def _read(fd: int) -> RankTrace:
         events=tuple(events),
         drops=_drops(events, table, counts, layout, words[at.WORD_TABLE_LOST], damaged),
         groups=tuple(table.slots),
-        declared=tuple(table.maps),
+        declared=tuple(table.declared),
     )
 
 
@@ -206,7 +206,7 @@ class _Table:
 
     def __init__(self, data: bytes) -> None:
         self.slots: dict[GroupInfo, int] = {}
-        self.maps: list[str] = []
+        self.declared: list[str] = []
         self._values: list[Any] = []
         self._known: dict[bytes, dict[str, Any]] = {}
         for line in data.split(b"\n")[:-1]:
@@ -267,8 +267,8 @@ class _Table:
                 return value
             if isinstance(value, list) and all(type(n) is int for n in value):
                 return tuple(value)
-            if isinstance(value, dict) and isinstance(value.get("map"), str):
-                self.maps.append(value["map"])
+            if isinstance(value, dict) and isinstance(value.get("declared"), dict):
+                self.declared.append(json.dumps(value["declared"]))
             elif isinstance(value, dict) and isinstance(value.get("group"), dict):
                 group = GroupInfo.from_json(value["group"])
                 self.slots[group] = value["slot"] if type(value.get("slot")) is int else 0

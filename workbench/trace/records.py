@@ -52,7 +52,8 @@ class Drops:
 class RankTrace:
     """One rank's file: events in the order recorded, times on the rank's monotonic clock.
 
-    `groups` are those the rank opened a lane for, with or without events. `declared` are group maps (JSON text).
+    `groups` are those the rank opened a lane for, with or without events. `declared` is what the
+    program said about itself (JSON texts), such as its group map.
     """
 
     header: Header
