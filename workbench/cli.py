@@ -195,7 +195,7 @@ def groups(
 @cli.command()
 @_json
 def doctor(as_json: bool) -> None:
-    """What this machine offers, what is missing, and what earlier runs left behind. Exit 3 if something needs a hand."""
+    """What this machine offers, what is missing, what earlier runs left behind. Exit 3 if something needs a hand."""
     from workbench.doctor import examine, show_findings
 
     rows = examine()

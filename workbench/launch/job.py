@@ -23,7 +23,7 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """The first rank that failed, as torchrun's error file tells it."""
+    """The first rank that failed, as torchrun saw it: the cause, where the others are mostly its echoes."""
 
     world_rank: int
     message: str
@@ -50,12 +50,14 @@ def run_job(
 ) -> JobResult:
     """Run `command` (a module with its arguments) on `ranks` local ranks under torchrun and wait for the end.
 
-    Ranks meet on the loopback interface. Past `timeout_s`, on Ctrl-C and on any other exception all processes of the job
-    are ended before this returns or raises. `output` gets what ranks print.
+    Ranks meet on the loopback interface. Past `timeout_s`, on Ctrl-C and on any other exception all processes of the
+    job are ended before this returns or raises. `output` gets what ranks print.
     """
+    failure_file = log_dir / "failure.json"
+    log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     agent_command = [
         sys.executable,
-        *("-m", "torch.distributed.run"),
+        *("-m", "workbench.launch.agent", str(failure_file)),
         *("--nnodes", "1", "--nproc-per-node", str(ranks)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
         *("--max-restarts", "0", "--monitor-interval", "0.1", "--log-dir", str(log_dir)),
@@ -75,7 +77,7 @@ def run_job(
             timed_out = False
         except subprocess.TimeoutExpired:
             status, timed_out = -1, True
-    return JobResult(status, timed_out, None if status == 0 else _first_failure(log_dir))
+    return JobResult(status, timed_out, None if status == 0 else _read_failure(failure_file))
 
 
 @contextlib.contextmanager
@@ -116,13 +118,8 @@ def _job_environment(extra: Mapping[str, str], ranks: int) -> dict[str, str]:
     return environment
 
 
-def _first_failure(log_dir: Path) -> RankFailure | None:
-    """The earliest error file of the job, which is the cause; the others are mostly its echoes."""
-    found = []
-    for path in log_dir.glob("**/error.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            message = json.loads(path.read_text())["message"]
-            extra = message.get("extraInfo", {})
-            failure = RankFailure(int(path.parent.name), message["message"], extra.get("py_callstack", ""))
-            found.append((int(extra.get("timestamp", "0")), failure))
-    return min(found, key=lambda f: f[0])[1] if found else None
+def _read_failure(path: Path) -> RankFailure | None:
+    try:
+        return RankFailure(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None  # the agent itself was ended

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from workbench.errors import ClosedError, DeadlineError, WorkbenchError
+from workbench.errors import ClosedError, DeadlineError, PeerDeadError, WorkbenchError
 from workbench.ranks import GroupKey
 from workbench.runtime.process_group import TorchGroups
 from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
@@ -91,54 +92,84 @@ class GlooChannel:
 
     def _run(self, start: Callable[[], Any], what: str) -> None:
         """Start one gloo call and poll it until it ends, a peer dies, or the deadline passes."""
-        self._enter()
+        self._enter(what)
         try:
             work = start()
             wait_until(
                 work.is_completed,
                 timeout_s=self.timeout_s,
                 on_expiry=lambda: TimeoutError("deadline"),
-                each_second=lambda: raise_if_dead(self._members, self._self, what=f"{self.key}: {what}"),
+                now_and_then=lambda: self._look_around(what),
             )
             work.wait()
         except (RuntimeError, TimeoutError, WorkbenchError) as e:
-            self._failure = self._explain(e, what)
+            self._failure = self._agree(self._explain(e, what))
             raise self._failure from e
         except BaseException as e:
             self._failure = ClosedError(f"{self.key}: {what} was interrupted by {type(e).__name__}")
             raise
 
-    def _enter(self) -> None:
+    def _enter(self, what: str) -> None:
+        """Say in the store that this rank has come, unless the group has failed already."""
         if self._failure is not None:
             raise ClosedError(f"{self.key}: no exchange after an earlier failure: {self._failure}") from self._failure
+        self._failure = self._story()
+        if self._failure is not None:
+            raise self._failure
         self._round += 1
-        self._store.set(self._round_key(self.world_rank), str(self._round))
+        self._store.set(self._round_key(self.world_rank), f"{self._round} {what}")
+
+    def _look_around(self, what: str) -> None:
+        """Raise if another member has failed here already, or a member's process has ended."""
+        story = self._story()
+        if story is not None:
+            raise story
+        raise_if_dead(self._members, self._self, what=f"{self.key}: {what}")
+
+    def _explain(self, cause: Exception, what: str) -> Exception:
+        """Why a gloo call failed: a dead member, members that did not come, or gloo's own words."""
+        if isinstance(cause, WorkbenchError):
+            return cause
+        try:
+            if not isinstance(cause, TimeoutError):
+                self._watch_for_a_death(what)
+            missing = tuple(r for r in self.key.world_ranks if self._round_of(r) < self._round)
+        except WorkbenchError as found:
+            return found
+        if missing:
+            return DeadlineError(
+                f"{self.key}: {what}: waited {self.timeout_s:g} s for {ranks_text(missing)}, which did not enter it; "
+                f"every member of the group must make the same calls in the same order",
+                missing=missing,
+            )
+        return WorkbenchError(f"{self.key}: {what} failed though every member entered it: {cause}")
+
+    def _watch_for_a_death(self, what: str) -> None:
+        """A broken connection comes a moment before the process that held it is seen to be gone."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            self._look_around(what)
+            time.sleep(0.01)
+
+    def _agree(self, mine: Exception) -> Exception:
+        """The first member that fails tells the story; the others, which often fail because of it, tell the same."""
+        ranks = getattr(mine, "dead", ()) or getattr(mine, "missing", ())
+        told = json.dumps([type(mine).__name__, str(mine), list(ranks)])
+        return _retold(self._store.compare_set(self._story_key(), "", told))
+
+    def _story(self) -> Exception | None:
+        key = self._story_key()
+        return _retold(self._store.get(key)) if self._store.check([key]) else None
+
+    def _story_key(self) -> str:
+        return f"failed/{'.'.join(map(str, self.key.world_ranks))}"
 
     def _round_key(self, world_rank: int) -> str:
         return f"round/{'.'.join(map(str, self.key.world_ranks))}/{world_rank}"
 
-    def _explain(self, cause: Exception, what: str) -> Exception:
-        story = f"{self.key}: {what} on world rank {self.world_rank}"
-        if isinstance(cause, WorkbenchError):
-            return cause
-        try:
-            raise_if_dead(self._members, self._self, what=story)
-            missing = tuple(r for r in self.key.world_ranks if self._round_of(r) < self._round)
-        except WorkbenchError as dead:
-            return dead
-        except RuntimeError as store_error:
-            return WorkbenchError(f"{story} failed: {cause}; and the store does not answer: {store_error}")
-        if missing:
-            return DeadlineError(
-                f"{story} waited up to {self.timeout_s:g} s for {ranks_text(missing)}, which did not enter it; "
-                f"every member of the group must make the same calls in the same order",
-                missing=missing,
-            )
-        return WorkbenchError(f"{story} failed though every member entered it: {cause}")
-
     def _round_of(self, world_rank: int) -> int:
         key = self._round_key(world_rank)
-        return int(self._store.get(key)) if self._store.check([key]) else 0
+        return int(self._store.get(key).split()[0]) if self._store.check([key]) else 0
 
 
 class AloneChannel:
@@ -177,3 +208,12 @@ def _frame(data: bytes, size: int) -> torch.Tensor:
 
 def _length(frame: torch.Tensor) -> int:
     return int.from_bytes(bytes(frame[:8].tolist()), "little")
+
+
+def _retold(told: bytes) -> Exception:
+    kind, text, ranks = json.loads(told)
+    if kind == PeerDeadError.__name__:
+        return PeerDeadError(text, dead=tuple(ranks))
+    if kind == DeadlineError.__name__:
+        return DeadlineError(text, missing=tuple(ranks))
+    return WorkbenchError(text)

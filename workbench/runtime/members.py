@@ -75,9 +75,12 @@ def wait_until(
     *,
     timeout_s: float,
     on_expiry: Callable[[], Exception],
-    each_second: Callable[[], None] | None = None,
+    now_and_then: Callable[[], None] | None = None,
 ) -> None:
-    """Poll `done`, ever more slowly, so that Ctrl-C comes through; raise `on_expiry()` past the deadline."""
+    """Poll `done`, ever more slowly, so that Ctrl-C comes through; raise `on_expiry()` past the deadline.
+
+    `now_and_then` runs about four times a second and may raise what makes waiting pointless.
+    """
     started = time.monotonic()
     checked = started
     pause = 20e-6
@@ -85,9 +88,9 @@ def wait_until(
         now = time.monotonic()
         if now - started > timeout_s:
             raise on_expiry()
-        if each_second is not None and now - checked > 0.5:
+        if now_and_then is not None and now - checked > 0.25:
             checked = now
-            each_second()
+            now_and_then()
         time.sleep(pause)
         pause = min(pause * 1.3, 0.01)
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from workbench.errors import ArgumentError
 from workbench.ranks import GroupMap
+from workbench.runtime.members import gather_over_store
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _base_store: dist.Store | None = None  # one connection a process: a second one to the same store would start it anew
@@ -45,8 +46,8 @@ class TorchGroups:
 def init_default_group(device: str, timeout_s: float) -> bool:
     """Make the default group from torchrun's environment unless there is one; True if this call made it.
 
-    Collective over all ranks. A second generation in the same process gets a fresh prefix of the store, since torchrun's
-    agent keeps the store and its keys across generations.
+    Collective over all ranks. A second generation in the same process gets a fresh prefix of the store, since the agent
+    of torchrun keeps the store and its keys across generations.
     """
     global _generation
     if dist.is_initialized():
@@ -56,6 +57,15 @@ def init_default_group(device: str, timeout_s: float) -> bool:
     _generation += 1
     store = dist.PrefixStore(f"workbench/generation{_generation}", _connect(timeout))
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    gather_over_store(  # torch's own wait names a store key; this one names the ranks
+        store,
+        "arrived",
+        world_rank=rank,
+        world_size=world_size,
+        value=True,
+        timeout_s=timeout_s,
+        what="making the default process group",
+    )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True
 
@@ -110,8 +120,3 @@ def _connect(timeout: timedelta) -> dist.Store:
         wait_for_workers=False,
     )
     return _base_store
-
-
-def torch_device(device: str) -> torch.device:
-    """The device tensors of a session live on: the CPU, or this process's current GPU (never one derived from a rank)."""
-    return torch.device("cpu") if device == "cpu" else torch.device("cuda", torch.cuda.current_device())

@@ -240,7 +240,7 @@ class Session:
             return bound.channel.gather(value)
 
     def torch_group(self, kind: str) -> dist.ProcessGroup | None:
-        """The torch group behind `kind` (gloo on CPU, NCCL on CUDA) for plain torch.distributed calls; None if one rank."""
+        """The torch group of `kind` (gloo on CPU, NCCL on CUDA) for plain torch.distributed calls; None if one rank."""
         self._check_open()
         return self._bound(kind).channel.data_group
 

@@ -1,0 +1,116 @@
+"""Pins the command line: one message and exit 2 for bad input, JSON alone on stdout, help for every command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.cli import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str, cwd: Path | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workbench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd or ROOT,
+        env=None if cwd is None else {**__import__("os").environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+
+
+def test_version_is_printed() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, "workbench 0.1.0\n")
+
+
+@pytest.mark.parametrize("command", [None, *sorted(cli.commands)])
+def test_every_command_has_a_help_text(command: str | None) -> None:
+    done = run(*([command] if command else []), "--help")
+    assert done.returncode == 0
+    assert len(done.stdout) > 100
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["groups", "sglang", "--size", "tp"], "is not NAME=VALUE"),
+        (["groups", "sglang", "--size", "tp=0"], "tp"),
+        (["groups", "sglang", "--size", "tp=6", "--size", "attn_dp=4"], "tp=6"),
+        (["groups", "sglang", "--size", "tq=6"], "tq"),
+        (["groups", "sglang", "--size", "tp=1e12"], "tp"),
+        (["groups", "sglang", "--size", "tp=2", "--size", "tp=4"], "given 2 times"),
+        (["groups", "deepspeed"], "deepspeed"),
+        (["demo", "--ranks", "1"], "--ranks"),
+        (["demo", "--ranks", "4", "--size", "tp=8"], "a world of 8"),
+        (["demo", "--tokens", "1,,2"], "--tokens"),
+        (["demo", "--tokens", "0"], "--tokens"),
+        (["demo", "--device", "tpu"], "tpu"),
+        (["demo", "--out", "/proc/nowhere"], "cannot be used as output directory"),
+        (["completion", "tcsh"], "tcsh"),
+        (["fly"], "fly"),
+        (["groups"], "Missing argument"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, list) else "",
+)
+def test_bad_input_is_one_message_and_exit_2(arguments: list[str], told: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_groups_prints_the_map_and_json_round_trips() -> None:
+    from workbench.ranks import GroupMap
+
+    text = run("groups", "sglang", "--size", "tp=4", "--size", "attn_cp=2")
+    assert text.returncode == 0
+    assert "attention_tp" in text.stdout
+    data = json.loads(run("groups", "sglang", "--size", "tp=4", "--size", "attn_cp=2", "--json").stdout)
+    assert data.pop("schema") == 1
+    assert data["groups"]["attn_cp"] == [[0, 2], [1, 3]]
+    assert GroupMap.from_json({"schema": 1, **data}) == GroupMap.build("sglang", tp=4, attn_cp=2)
+
+
+def test_groups_writes_a_picture(tmp_path: Path) -> None:
+    done = run("groups", "vllm", "--size", "tp=2", "--size", "dp=2", "--html", str(tmp_path / "g.html"))
+    assert done.returncode == 0
+    assert "plotly" in (tmp_path / "g.html").read_text().lower()
+
+
+def test_doctor_reports_rows_as_text_and_json() -> None:
+    text, data = run("doctor"), run("doctor", "--json")
+    assert text.returncode in (0, 3), text.stderr
+    assert text.returncode == data.returncode
+    rows = {row["name"]: row for row in json.loads(data.stdout)["rows"]}
+    assert {"torch", "compiler", "shared memory", "segments", "survivors"} <= rows.keys()
+    assert any(row["needs_hand"] for row in rows.values()) == (data.returncode == 3)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_printed(shell: str) -> None:
+    done = run("completion", shell)
+    assert done.returncode == 0
+    assert "_WORKBENCH_COMPLETE" in done.stdout
+
+
+def test_size_names_complete() -> None:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench"],
+        env={**os.environ, "_WORKBENCH_COMPLETE": "bash_complete", "COMP_WORDS": "workbench groups sglang --size att",
+             "COMP_CWORD": "4"},
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+    )
+    assert "attn_cp=" in done.stdout

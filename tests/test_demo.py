@@ -1,0 +1,166 @@
+"""Pins the main job from outside: real torchrun, real ranks, a report, and nothing left running whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workbench.demo import claim_directory, default_layout
+from workbench.errors import ArgumentError
+from workbench.launch import find_survivors, stop_survivors
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--hidden", "64", "--tokens", "1,8", "--rounds", "2"]
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "workbench", "demo", *SMALL, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "WORKBENCH_DEVICE": "cpu"},
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 100) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """The job's processes once `count` ranks run our module."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        family = descendants(process)
+        ranks = []
+        for child in family:
+            try:
+                line = child.cmdline()
+            except psutil.Error:
+                continue
+            if "workbench.demo.rank" in line and "torch.distributed.run" not in line:
+                ranks.append(child)
+        if len(ranks) == count:
+            return family
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+def assert_all_gone(family: list[psutil.Process]) -> None:
+    assert len(family) >= 3
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+
+
+def test_the_demo_runs_two_at_once_and_each_writes_its_own_report(tmp_path: Path) -> None:
+    first = start("--ranks", "4", "--json", cwd=tmp_path)
+    wait_for_ranks(first, 4)
+    second = start("--ranks", "2", cwd=tmp_path)
+    status, out, err = finish(first)
+    assert status == 0, err
+    document = json.loads(out)
+    assert document["schema"] == 1
+    assert (document["ranks"], document["device"], document["ok"]) == (4, "cpu", True)
+    assert document["groups"]["attn_cp"]["ranks"] == [[0, 2], [1, 3]]
+    for kind in ("tp", "attention_tp", "attn_cp", "moe_ep", "moe_tp"):
+        result = document["groups"][kind]
+        assert result["bit_equal"]
+        assert 0 <= result["max_error"] < 0.05
+        assert result["fused_us"] > 0
+        assert result["unfused_us"] > 0
+    report = Path(document["report"])
+    assert report == tmp_path / "workbench-demo" / "report.html"
+    assert report.stat().st_mode & 0o077 == 0
+    assert sorted(p.name for p in (report.parent / "trace").iterdir()) == [f"rank-0000{r}.wbtrace" for r in range(4)]
+
+    status, out, err = finish(second)
+    assert status == 0, err
+    assert str(tmp_path / "workbench-demo-2" / "report.html") in out
+    assert find_survivors() == ()
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_job_and_leaves_nothing_running(tmp_path: Path, sent: signal.Signals, status: int) -> None:
+    process = start("--ranks", "4", "--rounds", "1000", cwd=tmp_path)
+    family = wait_for_ranks(process, 4)
+    time.sleep(1)
+    process.send_signal(sent)
+    started = time.monotonic()
+    found, out, err = finish(process, timeout=30)
+    print(f"ended {time.monotonic() - started:.1f} s after {sent.name}")
+    assert found == status, err
+    assert out == ""
+    assert "Traceback" not in err.splitlines()[-1]
+    assert_all_gone(family)
+
+
+def test_a_killed_starter_takes_its_ranks_along_or_clean_does(tmp_path: Path) -> None:
+    process = start("--ranks", "2", "--rounds", "1000", cwd=tmp_path)
+    family = wait_for_ranks(process, 2)
+    process.kill()
+    finish(process)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not all(s.pid in {p.pid for p in family} for s in find_survivors()):
+        time.sleep(0.1)
+    stop_survivors(find_survivors())
+    assert_all_gone(family)
+    assert find_survivors() == ()
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    process = start("--ranks", "4", "--rounds", "1000", cwd=tmp_path)
+    family = wait_for_ranks(process, 4)
+    victim = next(p for p in family if p.environ().get("RANK") == "2" and "workbench.demo.rank" in p.cmdline())
+    time.sleep(2)
+    victim.kill()
+    status, out, err = finish(process, timeout=60)
+    assert status == 1, err
+    assert out == ""
+    assert "world rank 2" in err
+    assert_all_gone(family)
+
+
+def test_a_job_past_its_limit_is_ended(tmp_path: Path) -> None:
+    process = start("--ranks", "2", "--rounds", "1000", "--limit", "6", cwd=tmp_path)
+    family = wait_for_ranks(process, 2)
+    status, _, err = finish(process, timeout=60)
+    assert status == 1
+    assert "longer than 6 s" in err
+    assert_all_gone(family)
+
+
+def test_a_directory_that_holds_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"thesis\.tex"), claim_directory(tmp_path):
+        pass
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_a_directory_in_use_is_refused_and_the_default_moves_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with claim_directory(None) as first, claim_directory(None) as second:
+        assert (first.name, second.name) == ("workbench-demo", "workbench-demo-2")
+        with pytest.raises(ArgumentError, match="in use"), claim_directory(first):
+            pass
+    with claim_directory(None) as again:
+        assert again == first
+
+
+def test_default_layouts_show_subgroups_where_the_number_allows() -> None:
+    assert default_layout(4) == ("sglang", {"tp": 4, "attn_cp": 2, "moe_ep": 2})
+    assert default_layout(3) == ("sglang", {"tp": 3})
+    assert default_layout(2) == ("sglang", {"tp": 2})

@@ -1,0 +1,133 @@
+"""What this machine offers, what is missing, and what earlier runs left behind."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.backends import build, segments
+from workbench.launch import find_survivors, stop_survivors
+
+SMALL_SHM_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the doctor: a thing, what was found, and what to do about it where that is something."""
+
+    name: str
+    found: str
+    advice: str = ""
+    needs_hand: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine() -> tuple[Row, ...]:
+    """Every row. Local; changes nothing."""
+    return (
+        _platform(),
+        Row("python", platform.python_version()),
+        *_torch(),
+        _package("ipyparallel"),
+        _package("jupyterlab"),
+        _flashinfer(),
+        _compiler(),
+        _shared_memory(),
+        _segments(),
+        _survivors(),
+        _browser(),
+    )
+
+
+def show_findings(rows: tuple[Row, ...]) -> str:
+    """The rows as text: '!' marks those that need a hand."""
+    width = max(len(r.name) for r in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{'!' if row.needs_hand else ' '} {row.name:<{width}}  {row.found}")
+        if row.advice:
+            lines.append(f"  {'':<{width}}  -> {row.advice}")
+    return "\n".join(lines)
+
+
+def clean_up() -> dict[str, Any]:
+    """End survivors and remove abandoned segments of this user; give back what was removed."""
+    stopped = stop_survivors(find_survivors())
+    return {
+        "processes": [{"pid": s.pid, "command": s.command} for s in stopped],
+        "segments": [s.name for s in segments.sweep_segments()],
+    }
+
+
+def _platform() -> Row:
+    ok = sys.platform == "linux"
+    return Row("system", f"{platform.system()} {platform.release()}", "" if ok else "a Session needs Linux", not ok)
+
+
+def _torch() -> tuple[Row, ...]:
+    import torch
+
+    rows = [Row("torch", torch.__version__), Row("cores", str(len(os.sched_getaffinity(0))))]
+    count = torch.cuda.device_count()
+    names = sorted({torch.cuda.get_device_name(i) for i in range(count)})
+    rows.append(Row("GPUs", f"{count} x {', '.join(names)}" if count else "none; ranks run on the CPU"))
+    return tuple(rows)
+
+
+def _package(name: str) -> Row:
+    try:
+        return Row(name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Row(name, "not installed", f"pip install {name}", needs_hand=True)
+
+
+def _flashinfer() -> Row:
+    try:
+        return Row("flashinfer", importlib.metadata.version("flashinfer-python"))
+    except importlib.metadata.PackageNotFoundError:
+        return Row("flashinfer", "not installed (optional, for GPUs)", "pip install 'fusion-workbench[gpu]'")
+
+
+def _compiler() -> Row:
+    compiler = build.find_compiler()
+    if compiler is None:
+        return Row("compiler", "none: groups take the gloo path", "install g++ or clang++, or set CXX", needs_hand=True)
+    return Row("compiler", shlex.join(compiler))
+
+
+def _shared_memory() -> Row:
+    usage = shutil.disk_usage(segments.SEGMENT_DIRECTORY)
+    found = f"{usage.free >> 20} MiB free of {usage.total >> 20} in {segments.SEGMENT_DIRECTORY}"
+    small = usage.free < SMALL_SHM_BYTES
+    return Row("shared memory", found, "give the container more, such as --shm-size=1g" if small else "", small)
+
+
+def _segments() -> Row:
+    stale = [s for s in segments.list_segments() if not s.alive]
+    if not stale:
+        return Row("segments", "none left behind")
+    return Row("segments", f"{len(stale)} left behind", "workbench clean", needs_hand=True)
+
+
+def _survivors() -> Row:
+    found = find_survivors()
+    if not found:
+        return Row("survivors", "no process of an earlier run")
+    return Row("survivors", ", ".join(f"pid {s.pid}" for s in found), "workbench clean", needs_hand=True)
+
+
+def _browser() -> Row:
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        path = shutil.which(name)
+        if path:
+            return Row("browser", str(Path(path)))
+    return Row("browser", "no Chromium: figures stay interactive, no static twins (optional)")
