@@ -1,0 +1,22 @@
+"""Records as plotly figures, text twins and one self-contained report page. Computes nothing."""
+
+from workbench.views.group_map import group_map_figure, group_map_text
+from workbench.views.group_map_report import group_map_report
+from workbench.views.lanes import lanes_figure, lanes_text
+from workbench.views.report import Code, Picture, Section, Table, Text, report_html
+from workbench.views.theme import kind_colour
+
+__all__ = [
+    "Code",
+    "Picture",
+    "Section",
+    "Table",
+    "Text",
+    "group_map_figure",
+    "group_map_report",
+    "group_map_text",
+    "kind_colour",
+    "lanes_figure",
+    "lanes_text",
+    "report_html",
+]

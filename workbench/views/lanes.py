@@ -1,0 +1,313 @@
+"""The picture of a rendezvous trace: a lane a rank, a bar a call, and who waited for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workbench.trace import Call, Lanes, Presence, Visit
+from workbench.views import theme
+from workbench.views.words import ranks_text, time_text, time_unit, who
+
+MAX_VISITS = 1000
+"""The most visits (one rank in one call) that are drawn: the newest calls win, and the title says so."""
+
+_LANE_PX = 26
+
+
+def lanes_figure(lanes: Lanes) -> go.Figure:
+    """Time from left to right, a lane a rank. A bar is pale while its rank waits for others, then full.
+
+    A thin line joins the members of a call at the last arrival; its diamond sits on the rank that came last, and the
+    arrowheads of those that waited point to it. A hatched bar ends in the open: the rank is still inside. A dashed
+    vermilion bar is a rank that never came, a dotted grey line one of which no record is left.
+    """
+    calls = _newest(lanes.calls)
+    unit, size = time_unit(lanes.end_ns - lanes.start_ns)
+    draw = _Drawing(lanes, size)
+    for call in calls:
+        draw.add(call)
+    figure = go.Figure(draw.traces())
+    figure.update_layout(
+        **theme.layout(height=_LANE_PX * max(len(lanes.world_ranks), 2) + 150),
+        title={"text": _title(lanes, calls), "x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 13}},
+        barmode="overlay",
+        bargap=0,
+        margin={"l": 10, "r": 10, "t": 90, "b": 40},
+    )
+    span = (lanes.end_ns - lanes.start_ns) / size or 1.0
+    figure.update_xaxes(
+        title={"text": f"time since the first event [{'µs' if unit == 'us' else unit}]"},
+        range=[-0.01 * span, 1.03 * span],
+        zeroline=False,
+    )
+    figure.update_yaxes(
+        title={"text": "world rank"},
+        tickmode="array",
+        tickvals=list(range(len(lanes.world_ranks))),
+        ticktext=[str(r) for r in lanes.world_ranks],
+        range=[len(lanes.world_ranks) - 0.4, -0.6],
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,
+    )
+    return figure
+
+
+def lanes_text(lanes: Lanes) -> str:
+    """The figure's text twin: a line for each call, in the order in which they began. Times since the first event."""
+    calls = _newest(lanes.calls)
+    lines = [_title(lanes, calls)]
+    for call in calls:
+        at = time_text(call.start_ns - lanes.start_ns)
+        lines.append(f"{at:>9}  {call.op} #{call.sequence} on {_group(call)}: {_story(call, lanes)}")
+    return "\n".join(lines)
+
+
+def _story(call: Call, lanes: Lanes) -> str:
+    """One sentence on who waited for whom."""
+    parts = []
+    if call.waiting:
+        longest = max(v.waited_ns for v in call.visits if v.presence is Presence.WAITING)
+        since = max(lanes.end_ns - (v.arrive_ns or lanes.end_ns) for v in call.visits if v.presence is Presence.WAITING)
+        if call.missing:
+            parts.append(f"{who(call.waiting)} waited {time_text(longest)} for {who(call.missing)}, which never came")
+        elif call.unknown:
+            parts.append(f"{who(call.waiting)} waited {time_text(longest)}; no record of {who(call.unknown)}")
+        else:
+            parts.append(f"all came; {who(call.waiting)} still inside after {time_text(since)}")
+    elif call.missing:
+        parts.append(f"{who(call.missing)} never came")
+    elif call.waited_for:
+        waits = sorted((v.waited_ns, -v.world_rank) for v in call.visits if v.waited_ns)
+        longest, first = waits[-1]
+        parts.append(f"rank {-first} waited {time_text(longest)} for {who(call.waited_for)}")
+    else:
+        parts.append("nobody waited")
+    if call.unknown and not call.waiting:
+        parts.append(f"no record of {who(call.unknown)}")
+    for visit in call.visits:
+        if visit.presence is Presence.FAILED:
+            parts.append(f"rank {visit.world_rank} failed: {visit.error}")
+    return "; ".join(parts)
+
+
+def _title(lanes: Lanes, calls: Sequence[Call]) -> str:
+    count = f"{len(calls)} call{'' if len(calls) == 1 else 's'}"
+    if len(calls) < len(lanes.calls):
+        count = f"the newest {len(calls)} of {len(lanes.calls)} calls"
+    notes = [f"{len(lanes.world_ranks)} ranks, {count}, {time_text(lanes.end_ns - lanes.start_ns)}"]
+    if lanes.stuck:
+        notes.append(f"{len(lanes.stuck)} still open")
+    if not lanes.complete:
+        notes.append("records are missing")
+    if lanes.num_clocks > 1:
+        notes.append(f"{lanes.num_clocks} clocks: order between hosts is approximate")
+    return "; ".join(notes)
+
+
+def _group(call: Call) -> str:
+    group = call.group
+    name = f"{group.key.kind}[{ranks_text(group.world_ranks)}]"
+    return name if group.generation == 0 else f"{name} generation {group.generation}"
+
+
+def _newest(calls: Sequence[Call]) -> Sequence[Call]:
+    left = MAX_VISITS
+    for n in range(len(calls) - 1, -1, -1):
+        left -= len(calls[n].visits)
+        if left < 0:
+            return calls[n + 1 :]
+    return calls
+
+
+class _Bars:
+    """Horizontal bars of one look."""
+
+    def __init__(self) -> None:
+        self.base: list[float] = []
+        self.length: list[float] = []
+        self.lane: list[int] = []
+
+    def add(self, lane: int, start: float, end: float) -> None:
+        self.base.append(start)
+        self.length.append(round(end - start, 3))
+        self.lane.append(lane)
+
+    def trace(self, **look: Any) -> go.Bar:
+        return go.Bar(base=self.base, x=self.length, y=self.lane, orientation="h", hoverinfo="skip", **look)
+
+
+class _Points:
+    """Points of one look; `lift` ends a line."""
+
+    def __init__(self) -> None:
+        self.x: list[float | None] = []
+        self.y: list[float | None] = []
+
+    def add(self, x: float, y: float) -> None:
+        self.x.append(x)
+        self.y.append(y)
+
+    def lift(self) -> None:
+        self.x.append(None)
+        self.y.append(None)
+
+    def scatter(self, **look: Any) -> go.Scatter:
+        return go.Scatter(x=self.x, y=self.y, hoverinfo="skip", **look)
+
+
+class _Drawing:
+    """Collects what is drawn, by look: a trace for each kind and for each sign."""
+
+    def __init__(self, lanes: Lanes, size_ns: float) -> None:
+        self._lanes, self._size_ns = lanes, size_ns
+        self._lane = {rank: n for n, rank in enumerate(lanes.world_ranks)}
+        self._waits: dict[str, _Bars] = {}
+        self._insides: dict[str, _Bars] = {}
+        self._open: dict[str, _Bars] = {}
+        self._joins: dict[str, _Points] = {}
+        self._lasts: dict[str, _Points] = {}
+        self._heads: dict[str, tuple[_Points, _Points]] = {}
+        self._missing = _Bars()
+        self._unknown = _Points()
+        self._failed = _Points()
+        self._hover = _Bars()
+        self._texts: list[str] = []
+
+    def add(self, call: Call) -> None:
+        kind = call.group.key.kind
+        arrivals = {v.world_rank: v.arrive_ns for v in call.visits if v.arrive_ns is not None}
+        all_came = not call.missing and not call.unknown
+        met_ns = max(arrivals.values()) if all_came and arrivals else None
+        for visit in call.visits:
+            self._visit(call, visit, kind, met_ns)
+        if met_ns is not None and len(call.waited_for) == 1 and len(call.visits) > 1:
+            self._join(kind, arrivals, call.waited_for[0], met_ns)
+
+    def traces(self) -> list[Any]:
+        kinds = sorted(self._waits.keys() | self._insides.keys() | self._open.keys())
+        traces: list[Any] = []
+        for kind in kinds:
+            colour = theme.kind_colour(kind)
+            edge = {"color": colour, "width": 1}
+            pale = {"color": theme.fade(colour, 0.25), "line": edge}
+            hatch = {"color": theme.fade(colour, 0.25), "line": edge, "pattern": {"shape": "/", "fgcolor": colour}}
+            look = {"legendgroup": kind, "width": 0.62, "name": escape(kind)}
+            traces += [
+                self._waits.get(kind, _Bars()).trace(marker=pale, showlegend=False, **look),
+                self._insides.get(kind, _Bars()).trace(marker={"color": colour, "line": edge}, **look),
+                self._open.get(kind, _Bars()).trace(marker=hatch, showlegend=False, **look),
+            ]
+            for points, marker in self._signs(kind, colour):
+                traces.append(points.scatter(showlegend=False, legendgroup=kind, **marker))
+        alarm = {"color": theme.fade(theme.ALARM, 0.1), "line": {"color": theme.ALARM, "width": 1.5}}
+        if self._missing.base:
+            alarm["pattern"] = {"shape": "x", "fgcolor": theme.ALARM, "size": 6, "solidity": 0.15}
+            traces.append(self._missing.trace(marker=alarm, width=0.62, name="never came"))
+        if self._unknown.x:
+            traces.append(
+                self._unknown.scatter(mode="lines", line={"color": theme.INK, "dash": "dot"}, name="no record")
+            )
+        if self._failed.x:
+            cross = {"symbol": "x", "size": 9, "color": theme.ALARM}
+            traces.append(self._failed.scatter(mode="markers", marker=cross, name="failed"))
+        clear = {"color": "rgba(0,0,0,0)", "line": {"width": 0}}
+        hover = self._hover.trace(marker=clear, width=0.8, showlegend=False)
+        return [
+            *traces,
+            hover.update(hoverinfo=None, customdata=self._texts, hovertemplate="%{customdata}<extra></extra>"),
+        ]
+
+    def _visit(self, call: Call, visit: Visit, kind: str, met_ns: int | None) -> None:
+        """The bar of one rank in one call: pale up to the moment all had come, full from then on."""
+        lane = self._lane[visit.world_rank]
+        first, last = self._at(call.start_ns), self._at(self._lanes.end_ns)
+        start = first if visit.arrive_ns is None else self._at(visit.arrive_ns)
+        end = last if visit.leave_ns is None else self._at(visit.leave_ns)
+        if visit.presence is Presence.MISSING:
+            self._missing.add(lane, first, last)
+        elif visit.presence is Presence.UNKNOWN:
+            self._unknown.add(first, lane)
+            self._unknown.add(last if call.waiting else self._last_moment(call), lane)
+            self._unknown.lift()
+        elif visit.presence is Presence.WAITING:
+            self._open.setdefault(kind, _Bars()).add(lane, start, end)
+        else:
+            met = end if met_ns is None else min(max(self._at(met_ns), start), end)
+            if met > start:
+                self._waits.setdefault(kind, _Bars()).add(lane, start, met)
+            self._insides.setdefault(kind, _Bars()).add(lane, met, end)
+        if visit.presence is Presence.FAILED:
+            self._failed.add(end, lane)
+        self._hover.add(lane, start, end)
+        self._texts.append(self._hover_text(call, visit))
+
+    def _join(self, kind: str, arrivals: dict[int, int], last_rank: int, met_ns: int) -> None:
+        """The line at the last arrival, its diamond, and an arrowhead on each rank that waited."""
+        x, lanes = self._at(met_ns), [self._lane[r] for r in arrivals]
+        target = self._lane[last_rank]
+        line = self._joins.setdefault(kind, _Points())
+        line.add(x, min(lanes))
+        line.add(x, max(lanes))
+        line.lift()
+        self._lasts.setdefault(kind, _Points()).add(x, target)
+        heads = self._heads.setdefault(kind, (_Points(), _Points()))
+        for lane in lanes:
+            if lane != target:
+                heads[lane < target].add(x, lane)  # lanes are drawn from the top: a higher number lies below
+
+    def _signs(self, kind: str, colour: str) -> list[tuple[_Points, dict[str, Any]]]:
+        up, down = self._heads.get(kind, (_Points(), _Points()))
+        edge = {"color": theme.INK, "width": 1}
+        return [
+            (self._joins.get(kind, _Points()), {"mode": "lines", "line": {"color": colour, "width": 1}}),
+            (up, {"mode": "markers", "marker": {"symbol": "triangle-up", "size": 7, "color": colour}}),
+            (down, {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 7, "color": colour}}),
+            (self._lasts.get(kind, _Points()), {"mode": "markers", "marker": _diamond(colour, edge)}),
+        ]
+
+    def _at(self, time_ns: int) -> float:
+        return round((time_ns - self._lanes.start_ns) / self._size_ns, 3)
+
+    def _last_moment(self, call: Call) -> float:
+        return self._at(max(t for v in call.visits for t in (v.arrive_ns, v.leave_ns) if t is not None))
+
+    def _hover_text(self, call: Call, visit: Visit) -> str:
+        """A few short lines. Names come from a recorded program and are escaped."""
+        start_ns = self._lanes.start_ns
+        lines = [
+            f"<b>rank {visit.world_rank}</b>: {escape(visit.op or call.op)} #{call.sequence} on {escape(_group(call))}"
+        ]
+        if visit.presence is Presence.MISSING:
+            lines.append(f"never came; {who(call.waiting)} waiting" if call.waiting else "never came")
+        elif visit.presence is Presence.UNKNOWN:
+            lines.append("no record: its trace is missing or has lost events")
+        else:
+            came = "" if visit.arrive_ns is None else f"came at {time_text(visit.arrive_ns - start_ns)}"
+            left = "still inside" if visit.leave_ns is None else f"left at {time_text(visit.leave_ns - start_ns)}"
+            lines.append(", ".join(w for w in (came, left) if w))
+            if visit.waited_ns:
+                for_whom = f" for {who(call.waited_for)}" if call.waited_for else ""
+                lines.append(f"waited {time_text(visit.waited_ns)}{for_whom}")
+            elif visit.world_rank in call.waited_for:
+                lines.append("came last")
+        if visit.error:
+            lines.append(escape(_shorten(visit.error, 160)))
+        if visit.site is not None:
+            lines.append(escape(f"{visit.site.function} ({_shorten(visit.site.file, -40)}:{visit.site.line})"))
+        return "<br>".join(lines)
+
+
+def _diamond(colour: str, edge: dict[str, Any]) -> dict[str, Any]:
+    return {"symbol": "diamond", "size": 9, "color": colour, "line": edge}
+
+
+def _shorten(text: str, length: int) -> str:
+    """At most |length| characters: the first ones, or with a negative length the last ones."""
+    if len(text) <= abs(length):
+        return text
+    return f"{text[: length - 3]}..." if length > 0 else f"...{text[length + 3 :]}"
