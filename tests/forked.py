@@ -50,18 +50,26 @@ def run_outcomes(
     while_running: Callable[[Sequence[int]], None] | None = None,
 ) -> list[Outcome]:
     """Like run_ranks, but give back how each rank ended. `while_running(pids)` runs in the parent meanwhile."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     started = time.monotonic()
-    pids, pipes = [], []
+    pids, pipes, starters = [], [], []
     for rank in range(num_ranks):
         read_end, write_end = os.pipe()
+        start_read, start_write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            _child(rank, num_ranks, store.port, fn, write_end)
+            os.close(start_write)
+            _child(rank, num_ranks, int.from_bytes(os.read(start_read, 8), "little"), fn, write_end)
         os.close(write_end)
+        os.close(start_read)
         pids.append(pid)
         pipes.append(read_end)
+        starters.append(start_write)
+    # Only now: a fork while the store's thread resolves a name would leave the child with libc's resolver locked.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    for starter in starters:
+        os.write(starter, store.port.to_bytes(8, "little"))
+        os.close(starter)
     try:
         if while_running is not None:
             while_running(pids)
