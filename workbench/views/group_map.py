@@ -22,8 +22,8 @@ _ROW_PX = 30
 def group_map_figure(group_map: GroupMap) -> go.Figure:
     """Ranks by kinds. A cell's colour and number tell its group; hovering tells members, numberings and origin.
 
-    A number is the place of the group in creation order. Aliases come last, paler, named after what they are. A rank
-    alone in its group is drawn faint, a rank in no group of the kind not at all. Below 300 kB for 1,024 ranks.
+    A number is the place of the group in creation order. Aliases come last, as thin rows named after what they are. A
+    rank alone in its group is drawn faint, a rank in no group of the kind not at all. Below 300 kB for 1,024 ranks.
     """
     figure = go.Figure()
     kinds = group_map.kinds
@@ -31,13 +31,16 @@ def group_map_figure(group_map: GroupMap) -> go.Figure:
         figure.add_trace(_row(group_map, kind, row, group_map.world_size * len(kinds)))
     wide = group_map.world_size > MAX_LABELLED
     figure.update_layout(
-        **theme.layout(height=_ROW_PX * len(kinds) + 110),
-        title={"text": _title(group_map), "x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 13}},
+        **theme.layout(
+            group_map.title().partition(" digest=")[0],
+            subtitle=_notes(group_map),
+            height=_ROW_PX * len(kinds) + 110,
+        ),
         showlegend=False,
-        margin={"l": 10, "r": 10, "t": 70, "b": 20},
+        margin={"l": 10, "r": 10, "t": 94, "b": 10},
     )
     figure.update_xaxes(
-        title={"text": _axis_title(group_map), "standoff": 6},
+        title={"text": "world rank", "standoff": 4},
         side="top",
         range=[-0.5, group_map.world_size - 0.5],
         tickmode="linear",
@@ -58,7 +61,9 @@ def group_map_figure(group_map: GroupMap) -> go.Figure:
         zeroline=False,
         automargin=True,
         fixedrange=True,
-        ticks="",
+        ticks="outside",
+        ticklen=6,
+        tickcolor="rgba(0,0,0,0)",
     )
     return figure
 
@@ -80,27 +85,25 @@ def _row(group_map: GroupMap, kind: str, row: int, num_cells: int) -> go.Heatmap
     for place, group in enumerate(groups):
         shade[list(group.world_ranks)] = place % len(shades)
         number[list(group.world_ranks)] = place
-    labels = ["" if n < 0 else "·" if alone else str(n) for n in number.tolist()]
+    labels: dict[str, Any] = {}
+    is_alias = kind in group_map.aliases
+    if world <= MAX_LABELLED and not is_alias:
+        texts = ["" if n < 0 else "·" if alone else str(n) for n in number.tolist()]
+        font = ({"color": theme.INK} if alone else {}) | ({"size": 10} if world > 32 else {})
+        labels = {"text": [texts], "texttemplate": "%{text}", "textfont": font}
     return go.Heatmap(
-        z=shade.reshape(1, world),
-        x0=0,
-        dx=1,
-        y0=row,
-        dy=1,
-        zmin=-1.5,
-        zmax=len(shades) - 0.5,
-        colorscale=_bands(("rgba(0,0,0,0)", *shades)),
-        showscale=False,
-        xgap=1 if world <= 256 else 0,
-        ygap=4,
-        opacity=0.55 if kind in group_map.aliases else 1,
-        **(
-            {"text": [labels], "texttemplate": "%{text}", "textfont": _label_font(alone)}
-            if world <= MAX_LABELLED
-            else {}
-        ),
-        **_hover(group_map, kind, num_cells),
         name=kind,
+        z=shade.reshape(1, world),
+        **{"x0": 0, "dx": 1, "y0": row, "dy": 0.5 if is_alias else 1},
+        **{
+            "zmin": -1.5,
+            "zmax": len(shades) - 0.5,
+            "colorscale": _bands(("rgba(0,0,0,0)", *shades)),
+            "showscale": False,
+        },
+        **{"xgap": 1 if world <= 256 else 0, "ygap": 4},
+        **labels,
+        **_hover(group_map, kind, num_cells),
     )
 
 
@@ -142,26 +145,18 @@ def _bands(colours: tuple[str, ...]) -> list[list[Any]]:
     return [[(n + edge) / len(colours), c] for n, c in enumerate(colours) for edge in (0, 1)]
 
 
-def _label_font(alone: bool) -> dict[str, Any]:
-    return {"color": theme.INK} if alone else {}
-
-
 def _row_name(group_map: GroupMap, kind: str) -> str:
     if kind in group_map.aliases:
         return f"{kind} = {group_map.aliases[kind]}"
     return f"{kind} *" if kind in group_map.numbering_differs else kind
 
 
-def _title(group_map: GroupMap) -> str:
-    return group_map.title().partition(" digest=")[0]
-
-
-def _axis_title(group_map: GroupMap) -> str:
-    notes = ["world rank"]
+def _notes(group_map: GroupMap) -> str:
+    notes = []
     if group_map.numbering_differs:
         notes.append("* lists not ascending: torch numbers their members otherwise")
     if group_map.local_numbering:
-        notes.append(f"ranks inside one engine: {', '.join(group_map.local_numbering)}")
+        notes.append(f"ranks counted inside one engine: {', '.join(group_map.local_numbering)}")
     return "; ".join(notes)
 
 

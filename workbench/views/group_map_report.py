@@ -35,8 +35,9 @@ def group_map_report(group_map: GroupMap) -> str:
                 Picture(
                     group_map_figure(group_map),
                     group_map_text(group_map),
-                    "A row for each kind, a column for each world rank. Colour and number tell the group; paler rows "
-                    "are aliases; a dot is a rank alone in its group.",
+                    "A row for each kind, a column for each world rank. Colour and number tell the group; thin rows "
+                    "are aliases; a dot is a rank alone in its group. Hover for members and both numberings.",
+                    min_width_px=560 if group_map.world_size <= 32 else 1000,
                 ),
             ),
         ),

@@ -22,8 +22,8 @@ def lanes_figure(lanes: Lanes) -> go.Figure:
     """Time from left to right, a lane a rank. A bar is pale while its rank waits for others, then full.
 
     A thin line joins the members of a call at the last arrival; its diamond sits on the rank that came last, and the
-    arrowheads of those that waited point to it. A hatched bar ends in the open: the rank is still inside. A dashed
-    vermilion bar is a rank that never came, a dotted grey line one of which no record is left.
+    arrowheads of those that waited point to it. A hatched bar ends in the open: the rank is still inside. A vermilion
+    outline is a rank that never came, a dotted grey line one of which no record is left. Below 300 kB.
     """
     calls = _newest(lanes.calls)
     unit, size = time_unit(lanes.end_ns - lanes.start_ns)
@@ -32,15 +32,14 @@ def lanes_figure(lanes: Lanes) -> go.Figure:
         draw.add(call)
     figure = go.Figure(draw.traces())
     figure.update_layout(
-        **theme.layout(height=_LANE_PX * max(len(lanes.world_ranks), 2) + 150),
-        title={"text": _title(lanes, calls), "x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 13}},
+        **theme.layout(escape(_title(lanes, calls)), height=_LANE_PX * max(len(lanes.world_ranks), 2) + 130),
         barmode="overlay",
         bargap=0,
-        margin={"l": 10, "r": 10, "t": 90, "b": 40},
+        margin={"l": 10, "r": 10, "t": 72, "b": 40},
     )
     span = (lanes.end_ns - lanes.start_ns) / size or 1.0
     figure.update_xaxes(
-        title={"text": f"time since the first event [{'µs' if unit == 'us' else unit}]"},
+        title={"text": f"time since the first event [{unit}]"},
         range=[-0.01 * span, 1.03 * span],
         zeroline=False,
     )
@@ -169,10 +168,9 @@ class _Drawing:
         self._waits: dict[str, _Bars] = {}
         self._insides: dict[str, _Bars] = {}
         self._open: dict[str, _Bars] = {}
-        self._joins: dict[str, _Points] = {}
-        self._lasts: dict[str, _Points] = {}
-        self._heads: dict[str, tuple[_Points, _Points]] = {}
+        self._joins, self._lasts, self._up, self._down = _Points(), _Points(), _Points(), _Points()
         self._missing = _Bars()
+        self._missing_texts: list[str] = []
         self._unknown = _Points()
         self._failed = _Points()
         self._hover = _Bars()
@@ -186,41 +184,55 @@ class _Drawing:
         for visit in call.visits:
             self._visit(call, visit, kind, met_ns)
         if met_ns is not None and len(call.waited_for) == 1 and len(call.visits) > 1:
-            self._join(kind, arrivals, call.waited_for[0], met_ns)
+            self._join(arrivals, call.waited_for[0], met_ns)
 
     def traces(self) -> list[Any]:
-        kinds = sorted(self._waits.keys() | self._insides.keys() | self._open.keys())
+        """From back to front. A legend entry that only explains a look is drawn in grey and holds no bar."""
         traces: list[Any] = []
-        for kind in kinds:
-            colour = theme.kind_colour(kind)
-            edge = {"color": colour, "width": 1}
-            pale = {"color": theme.fade(colour, 0.25), "line": edge}
-            hatch = {"color": theme.fade(colour, 0.25), "line": edge, "pattern": {"shape": "/", "fgcolor": colour}}
-            look = {"legendgroup": kind, "width": 0.62, "name": escape(kind)}
-            traces += [
-                self._waits.get(kind, _Bars()).trace(marker=pale, showlegend=False, **look),
-                self._insides.get(kind, _Bars()).trace(marker={"color": colour, "line": edge}, **look),
-                self._open.get(kind, _Bars()).trace(marker=hatch, showlegend=False, **look),
-            ]
-            for points, marker in self._signs(kind, colour):
-                traces.append(points.scatter(showlegend=False, legendgroup=kind, **marker))
-        alarm = {"color": theme.fade(theme.ALARM, 0.1), "line": {"color": theme.ALARM, "width": 1.5}}
         if self._missing.base:
-            alarm["pattern"] = {"shape": "x", "fgcolor": theme.ALARM, "size": 6, "solidity": 0.15}
-            traces.append(self._missing.trace(marker=alarm, width=0.62, name="never came"))
+            outline = {"color": theme.fade(theme.ALARM, 0.12), "line": {"color": theme.ALARM, "width": 1.5}}
+            words: dict[str, Any] = {
+                "text": self._missing_texts,
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+            }
+            words |= {"textangle": 0, "insidetextfont": {"color": theme.ALARM, "size": 11}, "constraintext": "none"}
+            traces.append(self._missing.trace(name="never came", marker=outline, width=0.62, legendrank=2000, **words))
+        for kind in sorted(self._waits.keys() | self._insides.keys() | self._open.keys()):
+            colour = theme.kind_colour(kind)
+            look: dict[str, Any] = {"legendgroup": kind, "width": 0.62, "name": escape(kind)}
+            pale, full, hatched = _looks(colour)
+            traces += [
+                self._insides.get(kind, _Bars()).trace(marker=full, **look),
+                self._waits.get(kind, _Bars()).trace(marker=pale, showlegend=False, **look),
+                self._open.get(kind, _Bars()).trace(marker=hatched, showlegend=False, **look),
+            ]
+        pale, _, hatched = _looks(theme.INK)
+        if self._waits:
+            traces.append(go.Bar(x=[None], y=[None], orientation="h", name="waits for others", marker=pale))
+        if self._open:
+            traces.append(go.Bar(x=[None], y=[None], orientation="h", name="still inside", marker=hatched))
         if self._unknown.x:
-            traces.append(
-                self._unknown.scatter(mode="lines", line={"color": theme.INK, "dash": "dot"}, name="no record")
-            )
+            dots = {"color": theme.INK, "dash": "dot", "width": 2}
+            traces.append(self._unknown.scatter(mode="lines", line=dots, name="no record"))
+        sign: dict[str, Any] = {"color": "#FFFFFF", "line": {"color": "#333333", "width": 1}}
+        if self._lasts.x:
+            line = {"color": theme.INK, "width": 1}
+            traces += [
+                self._joins.scatter(mode="lines", line=line, showlegend=False),
+                self._up.scatter(mode="markers", marker=sign | {"symbol": "triangle-up", "size": 8}, showlegend=False),
+                self._down.scatter(
+                    mode="markers", marker=sign | {"symbol": "triangle-down", "size": 8}, showlegend=False
+                ),
+                self._lasts.scatter(mode="markers", marker=sign | {"symbol": "diamond", "size": 9}, name="came last"),
+            ]
         if self._failed.x:
             cross = {"symbol": "x", "size": 9, "color": theme.ALARM}
             traces.append(self._failed.scatter(mode="markers", marker=cross, name="failed"))
         clear = {"color": "rgba(0,0,0,0)", "line": {"width": 0}}
         hover = self._hover.trace(marker=clear, width=0.8, showlegend=False)
-        return [
-            *traces,
-            hover.update(hoverinfo=None, customdata=self._texts, hovertemplate="%{customdata}<extra></extra>"),
-        ]
+        hover.update(hoverinfo=None, customdata=self._texts, hovertemplate="%{customdata}<extra></extra>")
+        return [*traces, hover]
 
     def _visit(self, call: Call, visit: Visit, kind: str, met_ns: int | None) -> None:
         """The bar of one rank in one call: pale up to the moment all had come, full from then on."""
@@ -230,6 +242,7 @@ class _Drawing:
         end = last if visit.leave_ns is None else self._at(visit.leave_ns)
         if visit.presence is Presence.MISSING:
             self._missing.add(lane, first, last)
+            self._missing_texts.append(f"never came; {who(call.waiting)} waiting" if call.waiting else "never came")
         elif visit.presence is Presence.UNKNOWN:
             self._unknown.add(first, lane)
             self._unknown.add(last if call.waiting else self._last_moment(call), lane)
@@ -246,29 +259,17 @@ class _Drawing:
         self._hover.add(lane, start, end)
         self._texts.append(self._hover_text(call, visit))
 
-    def _join(self, kind: str, arrivals: dict[int, int], last_rank: int, met_ns: int) -> None:
+    def _join(self, arrivals: dict[int, int], last_rank: int, met_ns: int) -> None:
         """The line at the last arrival, its diamond, and an arrowhead on each rank that waited."""
         x, lanes = self._at(met_ns), [self._lane[r] for r in arrivals]
         target = self._lane[last_rank]
-        line = self._joins.setdefault(kind, _Points())
-        line.add(x, min(lanes))
-        line.add(x, max(lanes))
-        line.lift()
-        self._lasts.setdefault(kind, _Points()).add(x, target)
-        heads = self._heads.setdefault(kind, (_Points(), _Points()))
+        self._joins.add(x, min(lanes))
+        self._joins.add(x, max(lanes))
+        self._joins.lift()
+        self._lasts.add(x, target)
         for lane in lanes:
-            if lane != target:
-                heads[lane < target].add(x, lane)  # lanes are drawn from the top: a higher number lies below
-
-    def _signs(self, kind: str, colour: str) -> list[tuple[_Points, dict[str, Any]]]:
-        up, down = self._heads.get(kind, (_Points(), _Points()))
-        edge = {"color": theme.INK, "width": 1}
-        return [
-            (self._joins.get(kind, _Points()), {"mode": "lines", "line": {"color": colour, "width": 1}}),
-            (up, {"mode": "markers", "marker": {"symbol": "triangle-up", "size": 7, "color": colour}}),
-            (down, {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 7, "color": colour}}),
-            (self._lasts.get(kind, _Points()), {"mode": "markers", "marker": _diamond(colour, edge)}),
-        ]
+            if lane != target:  # lanes are drawn from the top: a lower number lies above and points down
+                (self._down if lane < target else self._up).add(x, lane)
 
     def _at(self, time_ns: int) -> float:
         return round((time_ns - self._lanes.start_ns) / self._size_ns, 3)
@@ -302,8 +303,11 @@ class _Drawing:
         return "<br>".join(lines)
 
 
-def _diamond(colour: str, edge: dict[str, Any]) -> dict[str, Any]:
-    return {"symbol": "diamond", "size": 9, "color": colour, "line": edge}
+def _looks(colour: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Markers of a bar that waits, one that is inside after all came, and one that never left."""
+    edge = {"color": colour, "width": 1}
+    pale = {"color": theme.fade(colour, 0.25), "line": edge}
+    return pale, {"color": colour, "line": edge}, pale | {"pattern": {"shape": "/", "fgcolor": colour, "size": 6}}
 
 
 def _shorten(text: str, length: int) -> str:

@@ -28,8 +28,8 @@
   dark.addEventListener("change", function () {
     document.querySelectorAll(".plot").forEach(function (plot) { Plotly.relayout(plot, ink()); });
   });
-  Promise.all(plots).then(
-    function () { document.documentElement.dataset.ready = "yes"; },
-    function () { document.querySelectorAll("details.twin").forEach(function (twin) { twin.open = true; }); }
-  );
+  Promise.all(plots).then(function () {
+    document.querySelectorAll("details.twin").forEach(function (twin) { twin.open = false; });
+    document.documentElement.dataset.ready = "yes";
+  });
 })();

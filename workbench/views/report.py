@@ -39,11 +39,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure and its text twin, which is folded away below it and shown where no script runs."""
+    """A figure and its text twin, which is folded away once the figure stands: without scripts it is all there is.
+
+    On a narrower page than `min_width_px` the figure scrolls sideways.
+    """
 
     figure: go.Figure
     twin: str
     caption: str = ""
+    min_width_px: int = 560
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +130,9 @@ def _cell(value: object) -> str:
 def _picture(part: Picture, number: int) -> str:
     caption = f"<figcaption>{escape(part.caption)}</figcaption>" if part.caption else ""
     height = int(part.figure.layout.height or 450)
-    plot = f'<div class="plot" id="figure-{number}" style="height:{height}px"></div>'
+    plot = f'<div class="plot" id="figure-{number}" style="height:{height}px;min-width:{part.min_width_px}px"></div>'
     twin = f'<summary>As text</summary><pre tabindex="0">{escape(part.twin)}</pre>'
-    return f'<figure>\n<div class="wide">{plot}</div>\n{caption}<details class="twin">{twin}</details>\n</figure>'
+    return f'<figure>\n<div class="wide">{plot}</div>\n{caption}<details class="twin" open>{twin}</details>\n</figure>'
 
 
 def _json(figure: go.Figure) -> str:

@@ -6,6 +6,7 @@ black, so that one figure serves light and dark pages; the report sharpens them 
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 INK = "#757575"
@@ -14,59 +15,57 @@ FAINT = "rgba(128,128,128,0.14)"
 ALARM = "#D55E00"
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
-_HUES = {
-    "world": "#8A8F98",
-    "tp": "#0072B2",
-    "cp": "#E69F00",
-    "dp": "#009E73",
-    "ep": "#B8482A",
-    "pp": "#CC79A7",
-    "other": "#7A6FBF",
+# Family -> base, lighter and darker tone. Chosen so that black or white letters stay readable on every shade.
+_TONES = {
+    "world": ("#6B7280", "#A4A9B3", "#4B5563"),
+    "tp": ("#0072B2", "#56B4E9", "#004B76"),
+    "cp": ("#E69F00", "#F2C45C", "#A87300"),
+    "dp": ("#007A5A", "#5CC5A4", "#00543E"),
+    "ep": ("#B8482A", "#E89B80", "#8A2F18"),
+    "pp": ("#A8487F", "#D99BC0", "#7A2F5B"),
+    "other": ("#6A5FB0", "#A8A0DC", "#463C85"),
 }
+_BASE, _LIGHT, _DARK = 0, 1, 2
 
-# Kind -> family and how much lighter (above 0) or darker than the family's hue. A kind that is not here is read by its
-# words: "my_tp" belongs to tp.
+# A kind that is not here is read by its words ("my_tp" belongs to tp), or takes one of the tones of "other".
 _KINDS = {
-    "attention_tp": ("tp", 0.30),
-    "moe_tp": ("tp", -0.30),
-    "etp": ("tp", -0.30),
-    "tp_ep": ("tp", 0.45),
-    "ep_tp": ("tp", -0.15),
-    "tp_cp": ("tp", 0.15),
-    "attn_cp": ("cp", 0.0),
-    "dcp": ("cp", 0.30),
-    "pcp": ("cp", -0.25),
-    "moe_dp": ("dp", -0.25),
-    "edp": ("dp", -0.25),
-    "ep_dp": ("dp", -0.25),
-    "dp_cp": ("dp", 0.25),
-    "moe_ep": ("ep", 0.0),
-    "eplb": ("ep", 0.30),
-    "self_pp": ("pp", 0.30),
-    "embd": ("pp", -0.25),
-    "pos_embd": ("pp", -0.35),
-    "mp": ("other", 0.0),
-    "tp_dp_cp": ("other", 0.20),
-    "tp_dp": ("other", -0.20),
-    "tp_ep_pp": ("other", 0.35),
-    "default_pg": ("world", 0.0),
+    "attention_tp": ("tp", _LIGHT),
+    "moe_tp": ("tp", _DARK),
+    "etp": ("tp", _DARK),
+    "tp_ep": ("tp", _LIGHT),
+    "ep_tp": ("tp", _DARK),
+    "tp_cp": ("cp", _DARK),
+    "dcp": ("cp", _LIGHT),
+    "pcp": ("cp", _DARK),
+    "moe_dp": ("dp", _DARK),
+    "edp": ("dp", _DARK),
+    "ep_dp": ("dp", _DARK),
+    "dp_cp": ("dp", _LIGHT),
+    "eplb": ("ep", _LIGHT),
+    "self_pp": ("pp", _LIGHT),
+    "embd": ("pp", _LIGHT),
+    "pos_embd": ("pp", _DARK),
+    "mp": ("other", _BASE),
+    "tp_dp_cp": ("other", _LIGHT),
+    "tp_dp": ("other", _DARK),
+    "tp_ep_pp": ("other", _LIGHT),
+    "default_pg": ("world", _BASE),
 }
 
 
 def kind_colour(kind: str) -> str:
     """The colour of a kind as "#rrggbb"; the same in every figure."""
-    family, shift = _KINDS.get(kind, (_family(kind), 0.0))
-    return mix(_HUES[family], "#FFFFFF" if shift > 0 else "#000000", abs(shift))
+    family, tone = _KINDS.get(kind) or _read(kind)
+    return _TONES[family][tone]
 
 
 def group_shades(kind: str, num_groups: int) -> tuple[str, ...]:
-    """Shades of the kind's colour for its groups, at most six, ordered so that neighbours differ clearly.
+    """Shades of the kind's colour for its groups, at most five, ordered so that neighbours differ clearly.
 
     Group n has shade n % len(shades).
     """
     base = kind_colour(kind)
-    whiteness = {1: (0.0,), 2: (0.0, 0.62), 3: (0.0, 0.62, 0.32)}.get(num_groups, (0.0, 0.62, 0.32, 0.76, 0.16, 0.48))
-    return tuple(mix(base, "#FFFFFF", w) for w in whiteness[:num_groups])
+    return tuple(mix(base, "#FFFFFF", whiteness) for whiteness in (0.0, 0.7, 0.5, 0.82, 0.6)[:num_groups])
 
 
 def mix(colour: str, other: str, share: float) -> str:
@@ -80,18 +79,18 @@ def fade(colour: str, opacity: float) -> str:
     return f"rgba({','.join(map(str, _channels(colour)))},{opacity})"
 
 
-def ink_on(colour: str) -> str:
-    """Black or white, whichever reads better on `colour` (WCAG relative luminance)."""
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in _channels(colour))]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if luminance > 0.179 else "#FFFFFF"
-
-
-def layout(*, height: int) -> dict[str, Any]:
+def layout(title: str, *, height: int, subtitle: str = "") -> dict[str, Any]:
     """What every figure's layout begins with: no background of its own, readable ink, width of the page."""
     axis = {"gridcolor": GRID, "linecolor": GRID, "zerolinecolor": GRID, "automargin": True}
     return {
         "template": {"layout": {"xaxis": axis, "yaxis": axis}},
+        "title": {
+            "text": title,
+            "font": {"size": 13},
+            "subtitle": {"text": subtitle, "font": {"size": 11}},
+            **{"x": 0, "xref": "paper", "xanchor": "left"},
+            **{"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 8}},
+        },
         "height": height,
         "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -103,9 +102,10 @@ def layout(*, height: int) -> dict[str, Any]:
     }
 
 
-def _family(kind: str) -> str:
-    """The family of the last word that is one: "my_tp" is tp."""
-    return next((word for word in reversed(kind.lower().split("_")) if word in _HUES), "other")
+def _read(kind: str) -> tuple[str, int]:
+    """Family and tone of a kind that is not listed."""
+    family = next((word for word in reversed(kind.lower().split("_")) if word in _TONES), "other")
+    return family, zlib.crc32(kind.encode()) % 3 if family == "other" else _BASE
 
 
 def _channels(colour: str) -> tuple[int, int, int]:

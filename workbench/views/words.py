@@ -26,14 +26,14 @@ def who(world_ranks: Sequence[int]) -> str:
 
 def time_unit(span_ns: int) -> tuple[str, float]:
     """The unit in which a span reads well, and its length in ns."""
-    if span_ns < 2_000_000:
-        return "us", 1e3
-    if span_ns < 2_000_000_000:
+    if span_ns < 1_000_000:
+        return "µs", 1e3
+    if span_ns < 1_000_000_000:
         return "ms", 1e6
     return "s", 1e9
 
 
 def time_text(span_ns: float) -> str:
-    """A span with its unit and three significant digits: "35 us", "1.25 ms", "12 s"."""
+    """A span with its unit and three significant digits: "35 µs", "1.25 ms", "12 s"."""
     unit, size = time_unit(int(span_ns))
     return f"{float(f'{span_ns / size:.3g}'):g} {unit}"
