@@ -77,7 +77,7 @@ def test_an_event_prints_on_one_line() -> None:
 def test_a_trace_survives_json_lines(tmp_path) -> None:
     for rank in (0, 1):
         with Recorder.open(tmp_path, rank, size_bytes=64 << 10) as rec:
-            rec.declare({"tp": [[0, 1]]})
+            rec.declare('{"tp": [[0, 1]]}')
             lane = rec.group(GroupKey("tp", (0, 1)), label="tensor", ordinal=2)
             for n in range(500):
                 lane.end(lane.begin("all_reduce", shape=(n, 2), dtype="float32", root_group_rank=1))

@@ -318,7 +318,7 @@ def test_off_and_closed_recorders_take_every_call_and_write_nothing(tmp_path: Pa
         lane.instant("plan")
         rec.instant("session_open", note="x")
         rec.end(rec.begin("wait"))
-        rec.declare({})
+        rec.declare("{}")
         rec.close()
         assert not rec.enabled
     assert Recorder.off().path is None
@@ -338,7 +338,7 @@ def test_odd_arguments_are_recorded_as_well_as_they_can_be(tmp_path: Path) -> No
 
 def test_a_declared_map_and_unused_groups_are_kept(tmp_path: Path) -> None:
     with Recorder.open(tmp_path, 0) as rec:
-        rec.declare({"tp": [[0, 1]]})
+        rec.declare('{"tp": [[0, 1]]}')
         rec.group(GroupKey("tp", (0, 1)), ordinal=1)
     found = read_rank(tmp_path / "rank-00000.wbtrace")
     assert found.declared == ('{"tp": [[0, 1]]}',)

@@ -267,8 +267,8 @@ class _Table:
                 return value
             if isinstance(value, list) and all(type(n) is int for n in value):
                 return tuple(value)
-            if isinstance(value, dict) and isinstance(value.get("declared"), dict):
-                self.declared.append(json.dumps(value["declared"]))
+            if isinstance(value, dict) and isinstance(value.get("declared"), str):
+                self.declared.append(value["declared"])
             elif isinstance(value, dict) and isinstance(value.get("group"), dict):
                 group = GroupInfo.from_json(value["group"])
                 self.slots[group] = value["slot"] if type(value.get("slot")) is int else 0

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from typing import Any
 from workbench.errors import ArgumentError
 from workbench.ranks import GroupKey
 from workbench.trace import layout as at
-from workbench.trace.event import GroupInfo, Json
+from workbench.trace.event import GroupInfo
 from workbench.version import VERSION
 
 SIZE_BYTES = 8 << 20
@@ -115,10 +115,10 @@ class Recorder:
                 self._lanes[wanted] = self._new_lane(info)
             return self._lanes[wanted]
 
-    def declare(self, document: Mapping[str, Json]) -> None:
-        """Keep what the program says about itself, such as its GroupMap.to_json(), beside its events. Local."""
+    def declare(self, document: str) -> None:
+        """Keep what the program says about itself, such as its group map as JSON text, beside its events. Local."""
         if self._file is not None:
-            self._file.add({"declared": dict(document)})
+            self._file.add({"declared": str(document)})
 
     def instant(self, op: str, *, note: str = "", error: str = "") -> None:
         """Record something that belongs to no group."""
