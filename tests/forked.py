@@ -20,6 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from workbench.launch import die_with_parent
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -113,6 +115,7 @@ def rank_environment(rank: int, num_ranks: int, port: int):
 def _child(rank: int, num_ranks: int, port: int, fn: Callable[[int], Any], pipe: int) -> None:
     status = 1
     try:
+        die_with_parent()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with rank_environment(rank, num_ranks, port):
             try:

@@ -109,8 +109,16 @@ def test_size_names_complete() -> None:
 
     done = subprocess.run(
         [sys.executable, "-m", "workbench"],
-        env={**os.environ, "_WORKBENCH_COMPLETE": "bash_complete", "COMP_WORDS": "workbench groups sglang --size att",
-             "COMP_CWORD": "4"},
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+        env={
+            **os.environ,
+            "_WORKBENCH_COMPLETE": "bash_complete",
+            "COMP_WORDS": "workbench groups sglang --size att",
+            "COMP_CWORD": "4",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
     )
     assert "attn_cp=" in done.stdout

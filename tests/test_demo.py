@@ -79,7 +79,7 @@ def test_the_demo_runs_two_at_once_and_each_writes_its_own_report(tmp_path: Path
     for kind in ("tp", "attention_tp", "attn_cp", "moe_ep", "moe_tp"):
         result = document["groups"][kind]
         assert result["bit_equal"]
-        assert 0 <= result["max_error"] < 0.05
+        assert 0 <= result["max_error"] <= 2**-8
         assert result["fused_us"] > 0
         assert result["unfused_us"] > 0
     report = Path(document["report"])
@@ -150,7 +150,9 @@ def test_a_directory_that_holds_other_files_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
-def test_a_directory_in_use_is_refused_and_the_default_moves_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_in_use_is_refused_and_the_default_moves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with claim_directory(None) as first, claim_directory(None) as second:
         assert (first.name, second.name) == ("workbench-demo", "workbench-demo-2")

@@ -82,7 +82,9 @@ def test_front_doors_name_what_exists() -> None:
 
 def test_files_named_in_docstrings_and_texts_exist() -> None:
     """README, CHANGELOG and docstrings that name a file of the project name one that is there."""
-    named = re.compile(r"\b((?:tests|workbench|kernels_ext|benchmarks|notebooks)/[\w./-]*\w\.(?:py|md|ipynb|cpp|h|json|cu))")
+    named = re.compile(
+        r"\b((?:tests|workbench|kernels_ext|benchmarks|notebooks)/[\w./-]*\w\.(?:py|md|ipynb|cpp|h|json|cu))"
+    )
     checked = 0
     texts = [*PACKAGE.rglob("*.py"), *(ROOT / "kernels_ext").rglob("*.*"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
     for path in texts:

@@ -68,10 +68,11 @@ class SizesType(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
         """The size names of the system already typed."""
-        from workbench.ranks import size_names
+        from workbench.ranks import SYSTEMS as RULES
 
         system = ctx.params.get("system")
-        names = size_names(system) if system in SYSTEMS else sorted({n for s in SYSTEMS for n in size_names(s)})
+        systems = [system] if system in SYSTEMS else SYSTEMS
+        names = sorted({name for s in systems for name in RULES[s].specs})
         return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
 
 

@@ -19,4 +19,6 @@ EPS = 1e-6
 def fused_powers(session: Session, kind: str, tokens: int, dtype: torch.dtype = torch.float32) -> FusedOutput:
     """World rank r contributes 2^r, the residual is 5. fp32 keeps every such sum of 16 ranks exact."""
     x = torch.full((tokens, HIDDEN), 2.0**session.world_rank, dtype=dtype)
-    return session.all_reduce_add_rms_norm(x, torch.full_like(x, 5), torch.ones(HIDDEN, dtype=dtype), eps=EPS, group=kind)
+    return session.all_reduce_add_rms_norm(
+        x, torch.full_like(x, 5), torch.ones(HIDDEN, dtype=dtype), eps=EPS, group=kind
+    )

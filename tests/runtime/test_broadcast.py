@@ -5,7 +5,6 @@ The old behaviour, still what plain torch does with `src=`: ValueError in [0,2],
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -100,5 +99,3 @@ def test_objects_and_values_of_any_length_arrive_whole(size: int) -> None:
             return gathered == [str(r) * size for r in members] and sent == str(members[1]) * size
 
     assert run_ranks(4, body) == [True] * 4
-
-

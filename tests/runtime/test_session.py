@@ -228,7 +228,13 @@ def test_one_members_bad_argument_is_every_members_error() -> None:
     def body(rank: int) -> list[str]:
         texts = []
         with Session(FOUR, device="cpu", timeout_s=20) as s:
-            for wrong in ({"hidden": 0}, {"dtype": torch.int8}, {"max_tokens": 2.5}, {"rounding": "thrice"}, {"ops": []}):
+            for wrong in (
+                {"hidden": 0},
+                {"dtype": torch.int8},
+                {"max_tokens": 2.5},
+                {"rounding": "thrice"},
+                {"ops": []},
+            ):
                 good = {"hidden": HIDDEN, "dtype": torch.float32, "max_tokens": 1}
                 with pytest.raises(ArgumentError) as e:
                     s.prepare("tp", **(good | wrong if rank == 3 else good))

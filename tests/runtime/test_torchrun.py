@@ -12,8 +12,20 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_a_plain_script_under_torchrun_is_exact_on_every_subgroup_of_four_ranks() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d",
-         "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "tests/runtime/torchrun_body.py"],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "4",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "127.0.0.1:0",
+            "--local-addr",
+            "127.0.0.1",
+            "tests/runtime/torchrun_body.py",
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "WORKBENCH_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from workbench.demo.check import EPS, check_group, make_inputs
 from workbench.demo.spec import DemoSpec
-from workbench.launch.orphans import die_with_parent
+from workbench.launch import PROGRESS, die_with_parent
 from workbench.measure import Unfused, alternate
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
@@ -39,7 +39,7 @@ def main() -> None:
             say(f"checked {kind}")
     with Session(group_map, device=spec.device, timeout_s=spec.timeout_s) as session:
         for kind in kinds:
-            results[kind]["by_tokens"] = _measure(session, kind, spec)
+            results[kind]["samples"] = _measure(session, kind, spec)
             say(f"measured {kind}")
     if session.world_rank == 0:
         (out / "result.json").write_text(json.dumps({"kinds": results, "torch": torch.__version__}))
@@ -60,7 +60,7 @@ def kinds_with_peers(group_map: GroupMap) -> list[str]:
 def say(text: str) -> None:
     """One line of progress, from world rank 0 alone."""
     if os.environ.get("RANK", "0") == "0":
-        print(text, file=sys.stderr, flush=True)
+        print(f"{PROGRESS}{text}", flush=True)
 
 
 def _check(session: Session, kind: str, spec: DemoSpec) -> dict[str, Any]:
@@ -115,19 +115,14 @@ def _measure(session: Session, kind: str, spec: DemoSpec) -> list[dict[str, Any]
             session,
             kind,
             {"fused": (lambda: None, fused), "unfused": (unfused.reset, unfused)},
+            tokens=tokens,
             calls=calls,
             rounds=spec.rounds,
         )
-        mine = {name: [t.median_us, t.best_us, t.worst_us] for name, t in timed.items()}
-        rows.append({"tokens": tokens, "calls": calls, "rounds": spec.rounds, **_slowest(_world(session, mine))})
-        del x
+        everyone = _world(session, [sample.to_json() for sample in timed])
+        rows += [max((e[i] for e in everyone), key=lambda s: s["median_us"]) for i in range(len(timed))]
+        del x  # its memory goes back to the workspace
     return rows
-
-
-def _slowest(everyone: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """The slowest group of the kind, for each variant."""
-    worst = {name: max((e[name] for e in everyone), key=lambda t: t[0]) for name in everyone[0]}
-    return {f"{name}_us": t[0] for name, t in worst.items()} | {f"{name}_range_us": t[1:] for name, t in worst.items()}
 
 
 def _world(session: Session, value: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,14 +36,15 @@ def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> d
         log_dir=out / "logs",
         timeout_s=spec.limit_s,
         environment={},
-        output=sys.stderr,
+        on_progress=progress,
     )
     if result.timed_out:
         raise DemoError(f"the job ran longer than {spec.limit_s:g} s and was ended; raise --limit or lower the sizes")
     if result.status != 0:
         first = result.failure
-        story = f"world rank {first.world_rank} failed first: {first.message}" if first else "no rank left a traceback"
-        raise DemoError(f"{story}\n{first.traceback if first else ''}".rstrip())
+        story = f"world rank {first.world_rank} failed first: {first.message}" if first else "torchrun itself ended"
+        trace = f"\n{first.traceback.rstrip()}" if first else ""
+        raise DemoError(f"{story}; all output: {out / 'logs' / 'output.log'}{trace}")
     shutil.rmtree(out / "logs", ignore_errors=True)
     found = json.loads((out / "result.json").read_text())
     document = _document(spec, group_map.world_size, found)
@@ -55,16 +55,12 @@ def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> d
 
 
 def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document. `fused_us` and `unfused_us` of a kind are those of the first token count."""
+    """The JSON document. `fused_us` and `unfused_us` of a kind are medians at `tokens`, its first token count."""
     groups = {}
     for kind, result in found["kinds"].items():
-        head = result["by_tokens"][0]
-        groups[kind] = {
-            **result,
-            "tokens": head["tokens"],
-            "fused_us": head["fused_us"],
-            "unfused_us": head["unfused_us"],
-        }
+        head = {s["variant"]: s["median_us"] for s in result["samples"] if s["tokens"] == spec.tokens[0]}
+        times = {"tokens": spec.tokens[0], "fused_us": head["fused"], "unfused_us": head["unfused"]}
+        groups[kind] = {**result, **times}
     return {
         "schema": 1,
         "version": VERSION,

@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,9 @@ from typing import IO
 import psutil
 
 from workbench.launch.survivors import MARK, run_tag
+
+PROGRESS = "@progress "
+"""What a rank's line begins with that the user should see while the job runs."""
 
 _STOP_S = 5.0
 
@@ -46,12 +50,13 @@ def run_job(
     log_dir: Path,
     timeout_s: float,
     environment: Mapping[str, str],
-    output: IO[str] | int,
+    on_progress: Callable[[str], None],
 ) -> JobResult:
     """Run `command` (a module with its arguments) on `ranks` local ranks under torchrun and wait for the end.
 
     Ranks meet on the loopback interface. Past `timeout_s`, on Ctrl-C and on any other exception all processes of the
-    job are ended before this returns or raises. `output` gets what ranks print.
+    job are ended before this returns or raises. What ranks print goes to `log_dir`/output.log; lines that begin with
+    PROGRESS go to `on_progress` as well, without it.
     """
     failure_file = log_dir / "failure.json"
     log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,18 +71,31 @@ def run_job(
     agent = subprocess.Popen(
         agent_command,
         stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT if output is not sys.stderr else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env=_job_environment(environment, ranks),
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the job in order
     )
+    reader = threading.Thread(target=_pass_on, args=(agent.stdout, log_dir / "output.log", on_progress), daemon=True)
     with _ended(agent):
+        reader.start()
         try:
             status = agent.wait(timeout=timeout_s)
             timed_out = False
         except subprocess.TimeoutExpired:
             status, timed_out = -1, True
+    reader.join(_STOP_S)
     return JobResult(status, timed_out, None if status == 0 else _read_failure(failure_file))
+
+
+def _pass_on(stream: IO[bytes], log: Path, on_progress: Callable[[str], None]) -> None:
+    """Copy the job's output to the log as it comes."""
+    with stream, log.open("wb", buffering=0) as file:
+        for line in stream:
+            file.write(line)
+            text = line.decode(errors="replace").rstrip()
+            if text.startswith(PROGRESS):
+                on_progress(text.removeprefix(PROGRESS))
 
 
 @contextlib.contextmanager

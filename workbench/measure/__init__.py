@@ -1,6 +1,6 @@
 """Timing method and the peers to time beside: live, side by side, after a correctness check."""
 
-from workbench.measure.timing import Timing, alternate
+from workbench.measure.timing import alternate
 from workbench.measure.unfused import Unfused
 
-__all__ = ["Timing", "Unfused", "alternate"]
+__all__ = ["Unfused", "alternate"]

@@ -5,33 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from workbench.runtime import Session
+from workbench.trace import Sample
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Microseconds a call: median over the rounds of the slowest member's mean, with the fastest and slowest round."""
-
-    median_us: float
-    best_us: float
-    worst_us: float
-    rounds: int
-    calls: int
+Variant = tuple[Callable[[], object], Callable[[], object]]
+"""(reset, call): reset runs untimed before each round."""
 
 
 def alternate(
-    session: Session,
-    kind: str,
-    variants: Mapping[str, tuple[Callable[[], object], Callable[[], object]]],
-    *,
-    calls: int,
-    rounds: int,
-) -> dict[str, Timing]:
-    """Time every variant in turn (A, B, A, B, ...). A variant is (reset, call); reset runs untimed before each round.
+    session: Session, kind: str, variants: Mapping[str, Variant], *, tokens: int, calls: int, rounds: int
+) -> list[Sample]:
+    """Time every variant in turn (A, B, A, B, ...), one warm call before each round.
 
     Collective: every member of the group of `kind`; the result is the same on each.
     """
@@ -48,11 +35,22 @@ def alternate(
             _synchronize(session)
             mine[name].append((time.perf_counter() - started) / calls * 1e6)
     everyone = session.gather_object(mine, group=kind)
-    result = {}
+    samples = []
     for name in variants:
         slowest = [max(member[name][i] for member in everyone) for i in range(rounds)]
-        result[name] = Timing(statistics.median(slowest), min(slowest), max(slowest), rounds, calls)
-    return result
+        samples.append(
+            Sample(
+                kind=kind,
+                variant=name,
+                tokens=tokens,
+                median_us=statistics.median(slowest),
+                best_us=min(slowest),
+                worst_us=max(slowest),
+                rounds=rounds,
+                calls=calls,
+            )
+        )
+    return samples
 
 
 def _synchronize(session: Session) -> None:

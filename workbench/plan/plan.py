@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-
 CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("nccl",), "alone": ("alone",)}
 """Backends by device, in the order they are tried; "alone" serves groups of one rank."""
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from workbench.errors import ClosedError, DeadlineError, PeerDeadError, WorkbenchError
 from workbench.ranks import GroupKey
-from workbench.runtime.process_group import TorchGroups
 from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
+from workbench.runtime.process_group import TorchGroups
 
 FRAME_BYTES = 4096  # length + JSON text of nearly every value; a longer one takes a second exchange
 

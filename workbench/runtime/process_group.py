@@ -12,7 +12,6 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from workbench.errors import ArgumentError

@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -99,18 +100,20 @@ class Session:
             )
             made = make_groups(group_map, device=self.device, timeout_s=self.timeout_s)
             undo.callback(self._leave_groups, made)
-            for ordinal, key in enumerate(_keys_of(group_map, self.world_rank)):
-                self._groups[key.world_ranks] = bind_group(
-                    key,
-                    made.get(key.world_ranks),
+            for own in _own_groups(group_map, self.world_rank):
+                self._groups[own.key.world_ranks] = bind_group(
+                    own.key,
+                    made.get(own.key.world_ranks),
                     members,
                     world_rank=self.world_rank,
                     device=self.device,
                     store=store,
                     timeout_s=self.timeout_s,
-                    lane=self.trace.group(key, label=key.kind, ordinal=ordinal),
+                    lane=self.trace.group(own.key, label=own.kinds, ordinal=own.ordinal),
                 )
             self._closing = undo.pop_all()
+        if self.trace.enabled:
+            self.trace.declare(group_map.to_json())
         self.trace.instant("session_open", note=f"{group_map.system} {group_map.digest} on {self.device}")
 
     def group(self, kind: str) -> GroupKey:
@@ -377,11 +380,25 @@ def _unprepared(bound: BoundGroup, dtype: torch.dtype, hidden: int) -> ArgumentE
     )
 
 
-def _keys_of(group_map: GroupMap, world_rank: int) -> list[GroupKey]:
-    """The distinct groups that hold `world_rank`, in creation order; equal lists count once, under their first kind."""
-    keys: dict[tuple[int, ...], GroupKey] = {}
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """One distinct group that holds this rank: its key, all its kinds as text, its place in the order of creation."""
+
+    key: GroupKey
+    kinds: str
+    ordinal: int
+
+
+def _own_groups(group_map: GroupMap, world_rank: int) -> list[_Own]:
+    """The distinct groups that hold `world_rank`, in creation order. Kinds with equal lists are one group here, which
+    goes by the first of them that is not the world and is labelled with all ("attn_cp=moe_ep").
+    """
+    kinds: dict[tuple[int, ...], list[str]] = {}
     for kind, lists in group_map.groups.items():
         for ranks in lists:
-            if world_rank in ranks:
-                keys.setdefault(ranks, GroupKey(kind, ranks))
-    return list(keys.values())
+            kinds.setdefault(ranks, []).append(kind)
+    return [
+        _Own(GroupKey(next((n for n in names if n != "world"), "world"), ranks), "=".join(names), ordinal)
+        for ordinal, (ranks, names) in enumerate(kinds.items())
+        if world_rank in ranks
+    ]

@@ -15,6 +15,7 @@ from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Lane, Recorder, Token
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
+from workbench.trace.sample import Sample
 
 __all__ = [
     "Call",
@@ -30,6 +31,7 @@ __all__ = [
     "RankCall",
     "RankTrace",
     "Recorder",
+    "Sample",
     "Token",
     "Trace",
     "TraceError",

@@ -1,0 +1,46 @@
+"""torchrun, which also writes down which rank failed first: `python -m workbench.launch.agent FAILURE.json ARGS...`.
+
+torchrun prints that to the terminal only. A killed rank leaves no error file, so its name is known here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
+
+from workbench.launch.orphans import die_with_parent
+
+
+def main() -> int:
+    """Run torchrun with the arguments after the file's name; 1 if a rank failed."""
+    die_with_parent()
+    path, arguments = Path(sys.argv[1]), sys.argv[2:]
+    try:
+        torchrun(arguments)
+    except ChildFailedError as e:
+        world_rank, failure = e.get_first_failure()
+        message, trace = _told_by_rank(Path(failure.error_file))
+        if failure.exitcode < 0:
+            message = f"killed by {signal.Signals(-failure.exitcode).name}"
+        message = message or f"exited with status {failure.exitcode} and left no traceback"
+        path.write_text(json.dumps({"world_rank": world_rank, "message": message, "traceback": trace}))
+        return 1
+    return 0
+
+
+def _told_by_rank(error_file: Path) -> tuple[str, str]:
+    """Message and traceback that @record wrote in the rank; empty where it had no chance to."""
+    try:
+        told = json.loads(error_file.read_text())["message"]
+        return str(told["message"]), str(told["extraInfo"]["py_callstack"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Sample: one measured time, with its spread and what was timed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Microseconds a call of one variant on the groups of one kind: median of the rounds, fastest and slowest round.
+
+    Each round's time is that of the slowest member. `calls` back to back a round.
+    """
+
+    kind: str
+    variant: str
+    tokens: int
+    median_us: float
+    best_us: float
+    worst_us: float
+    rounds: int
+    calls: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, JSON-able."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Sample:
+        """What to_json gave."""
+        return cls(**data)

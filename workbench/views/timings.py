@@ -1,0 +1,72 @@
+"""The picture of measured times: fused beside unfused, a panel for each number of tokens, a pair of bars a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.trace import Sample
+from workbench.views import theme
+
+
+def timings_figure(samples: Sequence[Sample]) -> go.Figure:
+    """Bars on a logarithmic axis: the kind's colour for the fused path, grey for the others; whiskers: all rounds."""
+    tokens = sorted({s.tokens for s in samples})
+    kinds = list(dict.fromkeys(s.kind for s in samples))
+    variants = list(dict.fromkeys(s.variant for s in samples))
+    figure = make_subplots(
+        rows=1,
+        cols=len(tokens),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        subplot_titles=[f"{t} token{'s' if t != 1 else ''}" for t in tokens],
+    )
+    for column, count in enumerate(tokens, start=1):
+        for variant in variants:
+            chosen = {s.kind: s for s in samples if s.tokens == count and s.variant == variant}
+            rows = [chosen[k] for k in kinds if k in chosen]
+            first = variant == variants[0]
+            figure.add_bar(
+                x=[escape(s.kind) for s in rows],
+                y=[s.median_us for s in rows],
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [s.worst_us - s.median_us for s in rows],
+                    "arrayminus": [s.median_us - s.best_us for s in rows],
+                    "color": theme.INK,
+                    "thickness": 1,
+                },
+                marker={"color": [theme.kind_colour(s.kind) for s in rows] if first else "#A0A4AB"},
+                name=escape(variant),
+                legendgroup=variant,
+                showlegend=column == 1 and not first,
+                hovertext=[_hover(s) for s in rows],
+                hoverinfo="text",
+                row=1,
+                col=column,
+            )
+    figure.update_layout(**theme.layout("", height=340), barmode="group", margin={"l": 60, "r": 10, "t": 50, "b": 70})
+    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=1)
+    figure.update_yaxes(title_text="µs a call, slowest member", col=1)
+    return figure
+
+
+def timings_text(samples: Sequence[Sample]) -> str:
+    """The same as a table. Deterministic given the samples."""
+    lines = [f"{'kind':<14} {'variant':<9} {'tokens':>6} {'median us':>10} {'best':>10} {'worst':>10}"]
+    lines += [
+        f"{s.kind:<14} {s.variant:<9} {s.tokens:>6} {s.median_us:>10.1f} {s.best_us:>10.1f} {s.worst_us:>10.1f}"
+        for s in samples
+    ]
+    return "\n".join(lines)
+
+
+def _hover(s: Sample) -> str:
+    return (
+        f"{escape(s.kind)}, {s.tokens} tokens, {escape(s.variant)}<br>{s.median_us:.1f} µs "
+        f"({s.best_us:.1f} to {s.worst_us:.1f}, {s.rounds} rounds of {s.calls} calls)"
+    )
