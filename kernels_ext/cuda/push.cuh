@@ -3,15 +3,15 @@
 //   sum[t]  = T(x_0[t] + x_1[t] + ... + x_{n-1}[t] + residual[t])        fp32, in group-rank order, rounded once
 //   norm[t] = T(sum[t] * rsqrt(mean(sum[t]^2) + eps) * (weight_bias + weight))
 //
-// Grid: `G lanes x C blocks` in x (C = cluster size, a lane is a cluster), virtual ranks in y. Row t belongs to lane t mod G. A thread
-//   owns the same 16-byte vector of every row of its lane. C = 7 and few threads for few tokens, C = 1 and a whole row for many.
+// Grid: C blocks (a cluster, in x) for each of G lanes (y) of every virtual rank (z). Row t belongs to lane t mod G. A thread owns the
+//   same 16-byte vector of every row of its lane. C = 7 or 8 and few threads for few tokens, C = 1 and a whole row for many.
 // Steps, for every row of a lane:
 //   1 push     own vector to every peer's slot; it also stays in registers
 //   2 wait     until every peer's vector has come into the own slot; put the sentinel back
 //   3 reduce   in rank order, add the residual, round
-//   4 square   sum of squares over the row: warp, then all blocks of the cluster at once through distributed shared memory
+//   4 square   sum of squares over the row: each warp sends its part to all blocks of the cluster, marked with the row's number
 //   5 norm     scale, multiply by the weight, store
-// Rows are pushed `kAhead` in advance, so the link works while rows are normalised.
+// The next row is pushed between 3 and 4, so the link works while this row is normalised.
 //
 // Bytes a rank, S = tokens*hidden*size: link (n-1)S out and in; memory reads x, residual, slots (n-1)S, writes slots' sentinels
 //   (n-1)S, sum, norm. Slots are a small ring (cuda_layout.h) that stays in L2.
@@ -20,17 +20,20 @@
 //   here a low half of 0xffffffff holds a NaN, and 0xfffffffe holds a NaN in the same places: the sender turns the first into the
 //   second. A sum in fp32 gives the same (canonical) NaN for both, so no result can differ, and every other pattern (-0.0,
 //   subnormals, Inf, all other NaNs) travels as it is.
-// What ends an epoch: a rank pushes row number s of a lane only after it has consumed row s - kAhead of every peer. So on consuming
-//   a peer's row s one knows that this peer has consumed every row up to s - kAhead; row s + kAhead, pushed next, takes the slot of
-//   row s + kAhead - kDepth <= s - kAhead. The peer wrote that slot's sentinel before it pushed row s. Row numbers go on from call to
-//   call and live in device memory (lane records), so graphs replay, and calls of any size and choice mix on one workspace.
-// Lanes that run at one time are all resident (launcher), so a lane never waits for one that cannot start.
+// What ends an epoch: a rank pushes row number s of a lane only after it has consumed row s - 1 of every peer. So a peer that pushes
+//   row s + kDepth into the slot of row s has seen row s + kDepth - 1 of the slot's reader, which consumed row s long before. That the
+//   sentinel of row s is in memory before that data comes is the work of a fence on both sides, every kDepth/2 rows between a wait
+//   and the next push: whatever s is, the reader's fence follows its sentinel within kDepth/2 rows, and the peer's next fence lies
+//   between the wait for a row pushed after that and the push of row s + kDepth. (Without fences, and with two rows in advance in
+//   four slots, H200s did lose rows.) Between calls the end of the grid does the same. Row numbers go on from call to call and live
+//   in device memory (lane records), so graphs replay, and calls of any size and choice mix on one workspace.
+// All lanes of a call are resident (launcher), so no lane waits for one that cannot start.
 // Contract with the stream (programmatic dependent launch): before the wait for the previous grid the kernel touches shared memory
 //   only. Whatever the previous kernel writes may be read here, x, residual and weight included; the next kernel may start early,
 //   and must wait for this grid before it reads `sum` or `norm` or writes x, residual or weight.
 // Bounded: a wait for a peer longer than timeout_ns is reported once in host-mapped memory; state becomes non-zero, the lane leaves
-//   after this row, and later calls leave at once. Blocks of a cluster agree on leaving through the exchange of step 4.
-// Arch: sm_90 and later (clusters, st.async). dtypes bf16, fp16, fp32.
+//   after this row, and later calls leave at once. The parts of step 4 carry the wish to leave, so that a whole cluster leaves together.
+// Arch: sm_90 and later (clusters, distributed shared memory). dtypes bf16, fp16, fp32.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -58,7 +61,7 @@ template <class Ranks> struct PushArgs {
   const Vector *weight;
   uint64_t timeout_ns;
   Layout layout;
-  uint32_t first_rank, tokens, trigger, round_twice, group, op;
+  uint32_t first_rank, tokens, rows, trigger, lead, nap_ns, round_twice, group, op; // rows: of lane 0
   float inverse_hidden, eps, weight_bias;
 };
 
@@ -72,8 +75,8 @@ struct AddNorm {
 // ---- device steps
 
 constexpr uint32_t kHole = 0xffffffffu;   // low half of a word that has not come
-constexpr uint32_t kLeave = 0xffffffffu;  // a partial sum that says "this block gives up"; fp32 arithmetic never makes it
-constexpr uint32_t kMaxPartials = 128;    // warps of a cluster; read 32 at a time
+constexpr uint32_t kLeave = 1u << 31;     // in the mark of a part: this warp gives up
+constexpr uint32_t kMaxParts = 128;       // warps of a cluster
 constexpr uint32_t kSlowPolls = 256;      // polls between two looks at the clock
 
 static __device__ __forceinline__ Vector without_hole(Vector v) {
@@ -109,47 +112,39 @@ static __device__ __noinline__ void give_up(const WbkRank &me, uint32_t op, uint
 
 // ---- kernel
 
-template <class T, int kRanks, int kAhead, class Epilogue, class Ranks>
+template <class T, int kRanks, class Epilogue, class Ranks>
 __global__ void __launch_bounds__(1024, 1) push_kernel(const __grid_constant__ PushArgs<Ranks> a) {
   constexpr int kCount = Numbers<T>::kCount;
   constexpr int kBatch = kRanks ? kRanks : 4; // slots of how many ranks are polled together
-  __shared__ uint64_t arrived[2];
-  __shared__ __align__(16) float partials[2][kMaxPartials];
+  __shared__ uint64_t parts[2][kMaxParts]; // {part of the sum of squares, row number in this call + 1}: double, by the row's parity
 
-  const uint32_t entry = Ranks::kEntries == 1 ? 0 : blockIdx.y;
+  const uint32_t entry = Ranks::kEntries == 1 ? 0 : blockIdx.z;
   const WbkRank &me = a.rank[entry];
   const uint32_t rank = a.first_rank + entry, ranks = kRanks ? kRanks : a.layout.ranks;
-  const uint32_t block = block_of_cluster(), blocks = blocks_of_cluster();
-  const uint32_t lane = blockIdx.x / blocks, step = gridDim.x / blocks;
+  const uint32_t block = blockIdx.x, blocks = gridDim.x, lane = blockIdx.y, step = gridDim.y;
   const uint32_t vectors = a.layout.vectors, vector = block * blockDim.x + threadIdx.x;
+  const uint32_t here = lane * vectors + vector, peers = (kRanks ? kRanks : ranks) - 1;
   const bool active = vector < vectors;
-  const uint32_t rows = (a.tokens - lane + step - 1) / step; // lane < step <= tokens
-  const uint32_t warps = blockDim.x / 32, num_partials = blocks * warps;
+  const uint32_t actives = __ballot_sync(~0u, active); // of this warp; its first thread is among them if any is
+  const uint32_t rows = lane + (a.rows - 1) * step < a.tokens ? a.rows : a.rows - 1;
+  const uint32_t warps = blockDim.x / 32, num_parts = blocks * warps;
   const uint32_t thread_of_warp = threadIdx.x % 32;
 
-  if constexpr (Epilogue::kNorm) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < 2; ++i) {
-        barrier_init(&arrived[i], 1);
-        barrier_expect_bytes(&arrived[i], num_partials * 4);
-      }
-      fence_barrier_init();
-    }
-    for (uint32_t p = threadIdx.x; p < 2 * kMaxPartials; p += blockDim.x) partials[0][p] = 0.f; // nobody sends past num_partials
-    cluster_arrive_release();
-    cluster_wait_acquire();
-  }
   if (a.trigger == WBK_TRIGGER_AT_START) launch_dependents();
+  if constexpr (Epilogue::kNorm) {
+    for (uint32_t p = threadIdx.x; p < num_parts; p += blockDim.x) parts[0][p] = parts[1][p] = 0;
+    cluster_arrive_release(); // awaited before the first exchange
+  }
+  size_t at = size_t(lane) * vectors + vector; // of the row at hand, in vectors
+  const Vector *x = pinned(static_cast<const Vector *>(me.x) + at), *residual = static_cast<const Vector *>(me.residual) + at;
+  const uint32_t *count = pinned(me.lanes + lane * kLaneWords + block), *state = pinned(me.state);
+  const size_t stride = size_t(step) * vectors; // from one row of the lane to the next
   wait_previous_grid();
 
-  auto row_offset = [&](uint32_t i) { return size_t(lane + i * step) * vectors + vector; };
-  const Vector *x = static_cast<const Vector *>(me.x), *residual = static_cast<const Vector *>(me.residual);
-  Vector own[kAhead];
-#pragma unroll
-  for (int j = 0; j < kAhead; ++j)
-    if (active && j < rows) own[j] = load_once(x + row_offset(j));
-  const uint32_t first = load_relaxed_gpu(me.lanes + lane * kLaneWords + block);
-  const bool dead = load_relaxed_gpu(me.state) != 0;
+  const uint32_t first = load_relaxed_gpu(count);
+  const bool dead = load_relaxed_gpu(state) != 0;
+  Vector own{};
+  if (active) own = load_once(x);
 
   // 1 push
   auto push = [&](uint32_t sequence, Vector v) {
@@ -159,166 +154,174 @@ __global__ void __launch_bounds__(1024, 1) push_kernel(const __grid_constant__ P
       if (kRanks == 2) { // one peer: no loop, no test
         if (r == 0) {
           const uint32_t peer = 1 - rank;
-          store_relaxed_sys(a.slots[peer] + a.layout.slot(sequence, 0, lane) + vector, v);
+          store_relaxed_sys(a.slots[peer] + a.layout.plane_of(sequence, 0, peers) + here, v);
         }
       } else if (r < ranks && r != rank) {
-        store_relaxed_sys(a.slots[r] + a.layout.slot(sequence, Layout::peer_place(rank, r), lane) + vector, v);
+        store_relaxed_sys(a.slots[r] + a.layout.plane_of(sequence, Layout::peer_place(rank, r), peers) + here, v);
       }
     }
   };
-  if (!dead) {
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j)
-      if (active && j < rows) push(first + j, own[j]);
-  }
+  if (active && !dead) push(first, own);
   if (a.trigger == WBK_TRIGGER_AFTER_PUSH) launch_dependents();
 
   Vector next_residual{}, weight{};
   if constexpr (Epilogue::kNorm) {
     if (active) {
-      next_residual = load_once(residual + row_offset(0));
+      next_residual = load_once(residual);
       weight = load_once(a.weight + vector);
     }
   }
 
   bool failed = dead;
-  for (uint32_t base = 0; base < rows; base += kAhead) {
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const uint32_t i = base + j;
-      if (kAhead > 1 && i >= rows) break;
-      const uint32_t sequence = first + i;
-      const bool more = i + kAhead < rows;
-      Vector next{};
-      if (active && more) next = load_once(x + row_offset(i + kAhead));
+  for (uint32_t i = 0; i < rows; ++i, at += stride) {
+    const uint32_t sequence = first + i;
+    const bool more = i + 1 < rows, fence_now = i % (kDepth / 2) == kDepth / 2 - 1;
+    Vector next{};
+    if (active && more) next = load_once(x += stride);
 
-      // 2 wait and 3 reduce
-      float acc[kCount];
-      if (active && !failed) {
-        Vector *slots = a.slots[rank];
-        Patience patience{0, 0};
-        if constexpr (kRanks == 2) {
-          Vector *slot = slots + a.layout.slot(sequence, 0, lane) + vector;
-          Vector got;
-          while (!has_come(got = load_relaxed_sys(slot)))
+    // 2 wait and 3 reduce
+    float acc[kCount];
+    if (active && !failed) {
+      Vector *slots = a.slots[rank];
+      Patience patience{0, 0};
+      if constexpr (kRanks == 2) {
+        Vector *slot = slots + a.layout.plane_of(sequence, 0, peers) + here;
+        Vector got;
+        if (a.lead) {
+          while (!__all_sync(actives, has_come(got = load_relaxed_sys(slot)))) {
+            if (thread_of_warp == 0)
+              do
+                failed = patience.over(a.timeout_ns, me.state);
+              while (!failed && !has_come(load_relaxed_sys(slot)));
+            failed = __any_sync(actives, failed);
+            if (failed) break;
+          }
+          if (failed && thread_of_warp == 0) give_up(me, a.op, a.group, rank, 1 - rank, lane, sequence);
+        } else {
+          while (!has_come(got = load_relaxed_sys(slot))) {
             if (patience.over(a.timeout_ns, me.state)) {
               give_up(me, a.op, a.group, rank, 1 - rank, lane, sequence);
               failed = true;
               break;
             }
-          float mine[kCount];
-          unpack<T>(got, acc);
-          unpack<T>(own[j], mine);
+            if (a.nap_ns) __nanosleep(a.nap_ns);
+          }
+        }
+        float mine[kCount];
+        unpack<T>(got, acc);
+        unpack<T>(own, mine);
 #pragma unroll
-          for (int k = 0; k < kCount; ++k) acc[k] += mine[k]; // of two, either order gives the same bits
-          store_relaxed_sys(slot, holes());
-        } else {
+        for (int k = 0; k < kCount; ++k) acc[k] += mine[k]; // of two, either order gives the same bits
+        store_relaxed_sys(slot, holes());
+      } else {
 #pragma unroll
-          for (uint32_t start = 0; start < (kRanks ? kRanks : kMaxRanks); start += kBatch) {
-            if (start >= ranks) break;
-            Vector got[kBatch];
-            int missing;
-            do {
-              missing = -1;
-#pragma unroll
-              for (int b = 0; b < kBatch; ++b) {
-                const uint32_t r = start + b;
-                got[b] = own[j];
-                if (r != rank && r < ranks)
-                  got[b] = load_relaxed_sys(slots + a.layout.slot(sequence, Layout::peer_place(r, rank), lane) + vector);
-              }
-#pragma unroll
-              for (int b = 0; b < kBatch; ++b) {
-                const uint32_t r = start + b;
-                if (r != rank && r < ranks && !has_come(got[b])) missing = r;
-              }
-              if (missing >= 0 && patience.over(a.timeout_ns, me.state)) {
-                give_up(me, a.op, a.group, rank, missing, lane, sequence);
-                failed = true;
-                break;
-              }
-            } while (missing >= 0);
+        for (uint32_t start = 0; start < (kRanks ? kRanks : kMaxRanks); start += kBatch) {
+          if (start >= ranks) break;
+          Vector got[kBatch];
+          int missing;
+          do {
+            missing = -1;
 #pragma unroll
             for (int b = 0; b < kBatch; ++b) {
               const uint32_t r = start + b;
-              if (r >= ranks) break;
-              float part[kCount];
-              unpack<T>(got[b], part);
-#pragma unroll
-              for (int k = 0; k < kCount; ++k) acc[k] = r == 0 ? part[k] : acc[k] + part[k];
-              if (r != rank) store_relaxed_sys(slots + a.layout.slot(sequence, Layout::peer_place(r, rank), lane) + vector, holes());
+              got[b] = own;
+              if (r != rank && r < ranks)
+                got[b] = load_relaxed_sys(slots + a.layout.plane_of(sequence, Layout::peer_place(r, rank), peers) + here);
             }
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+              const uint32_t r = start + b;
+              if (r != rank && r < ranks && !has_come(got[b])) missing = r;
+            }
+            if (missing >= 0 && patience.over(a.timeout_ns, me.state)) {
+              give_up(me, a.op, a.group, rank, missing, lane, sequence);
+              failed = true;
+              break;
+            }
+          } while (missing >= 0);
+#pragma unroll
+          for (int b = 0; b < kBatch; ++b) {
+            const uint32_t r = start + b;
+            if (r >= ranks) break;
+            float part[kCount];
+            unpack<T>(got[b], part);
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) acc[k] = r == 0 ? part[k] : acc[k] + part[k];
+            if (r != rank) store_relaxed_sys(slots + a.layout.plane_of(sequence, Layout::peer_place(r, rank), peers) + here, holes());
           }
-        }
-      }
-      if (a.trigger == WBK_TRIGGER_AFTER_POLL && i + 1 == rows) launch_dependents();
-
-      if constexpr (!Epilogue::kNorm) {
-        if (__any_sync(~0u, failed)) return;
-        if (active) {
-          store_plain(static_cast<Vector *>(me.sum) + row_offset(i), pack<T>(acc));
-          if (more) push(sequence + kAhead, next), own[j] = next;
-        }
-      } else {
-        // 4 square
-        Vector sum{};
-        float squares = 0.f;
-        if (active) {
-          if (a.round_twice) {
-            Vector once = pack<T>(acc);
-            unpack<T>(once, acc);
-          }
-          float add[kCount];
-          unpack<T>(next_residual, add);
-#pragma unroll
-          for (int k = 0; k < kCount; ++k) acc[k] += add[k];
-          sum = pack<T>(acc);
-          unpack<T>(sum, acc);
-#pragma unroll
-          for (int k = 0; k < kCount; ++k) squares += acc[k] * acc[k];
-        }
-#pragma unroll
-        for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
-        const uint32_t word = __any_sync(~0u, failed) ? kLeave : __float_as_uint(squares);
-        const uint32_t slot = i & 1;
-        if (thread_of_warp < blocks)
-          store_async(address_in_block(shared_address(&partials[slot][block * warps + threadIdx.x / 32]), thread_of_warp), word,
-                      address_in_block(shared_address(&arrived[slot]), thread_of_warp));
-        if (active && more && !failed) {
-          push(sequence + kAhead, next);
-          own[j] = next;
-        }
-        if (active && i + 1 < rows) next_residual = load_once(residual + row_offset(i + 1));
-        if (active && !failed) store_plain(static_cast<Vector *>(me.sum) + row_offset(i), sum);
-
-        barrier_wait(&arrived[slot], (i >> 1) & 1);
-        if (threadIdx.x == 0 && i + 2 < rows) barrier_expect_bytes(&arrived[slot], num_partials * 4);
-        float4 total{0.f, 0.f, 0.f, 0.f};
-        for (uint32_t p = 0; p < num_partials; p += 32) {
-#pragma unroll
-          for (uint32_t q = 0; q < 32; q += 4) {
-            const float4 part = *reinterpret_cast<const float4 *>(&partials[slot][p + q]);
-            total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-          }
-        }
-        const float mean = ((total.x + total.y) + (total.z + total.w)) * a.inverse_hidden;
-        if (mean != mean) { // a NaN in the row, or a block that gives up
-          bool leave = false;
-          for (uint32_t p = 0; p < num_partials; ++p) leave |= __float_as_uint(partials[slot][p]) == kLeave;
-          if (leave) return; // alike in every block of the cluster
-        }
-        // 5 norm
-        const float scale = rsqrtf(mean + a.eps);
-        if (active) {
-          float by[kCount];
-          unpack<T>(weight, by);
-#pragma unroll
-          for (int k = 0; k < kCount; ++k) acc[k] = acc[k] * scale * (a.weight_bias + by[k]);
-          store_plain(static_cast<Vector *>(me.norm) + row_offset(i), pack<T>(acc));
         }
       }
     }
+    if (a.trigger == WBK_TRIGGER_AFTER_POLL && i + 1 == rows) launch_dependents();
+
+    if constexpr (!Epilogue::kNorm) {
+      if (__any_sync(~0u, failed)) return;
+      if (active) {
+        store_plain(static_cast<Vector *>(me.sum) + at, pack<T>(acc));
+        if (more) {
+          if (fence_now) fence_acq_rel_sys();
+          push(sequence + 1, next);
+          own = next;
+        }
+      }
+    } else {
+      // 4 square
+      Vector sum{};
+      float squares = 0.f;
+      if (active) {
+        if (a.round_twice) {
+          Vector once = pack<T>(acc);
+          unpack<T>(once, acc);
+        }
+        float add[kCount];
+        unpack<T>(next_residual, add);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) acc[k] += add[k];
+        sum = pack<T>(acc);
+        unpack<T>(sum, acc);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) squares += acc[k] * acc[k];
+      }
+#pragma unroll
+      for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
+      const uint32_t mark = (i + 1) | (__any_sync(~0u, failed) ? kLeave : 0);
+      if (i == 0) cluster_wait_acquire();
+      if (thread_of_warp < blocks)
+        store_relaxed_cluster(address_in_block(shared_address(&parts[i & 1][block * warps + threadIdx.x / 32]), thread_of_warp),
+                              __float_as_uint(squares), mark);
+      if (active && more && !failed) {
+        if (fence_now) fence_acq_rel_sys();
+        push(sequence + 1, next);
+        own = next;
+      }
+      if (active && more) next_residual = load_once(residual += stride);
+      if (active && !failed) store_plain(static_cast<Vector *>(me.sum) + at, sum);
+
+      float total = 0.f;
+      uint32_t marks = 0;
+      for (uint32_t p = thread_of_warp; p < num_parts; p += 32) {
+        uint2 part;
+        do
+          part = load_relaxed_cluster(&parts[i & 1][p]);
+        while ((part.y & ~kLeave) != i + 1);
+        total += __uint_as_float(part.x);
+        marks |= part.y;
+      }
+      if (__any_sync(~0u, marks & kLeave)) return; // alike in every warp of the cluster
+#pragma unroll
+      for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(~0u, total, d); // a butterfly gives every thread the same bits
+      // 5 norm
+      const float scale = rsqrtf(total * a.inverse_hidden + a.eps);
+      if (active) {
+        float by[kCount];
+        unpack<T>(weight, by);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) acc[k] = acc[k] * scale * (a.weight_bias + by[k]);
+        store_plain(static_cast<Vector *>(me.norm) + at, pack<T>(acc));
+      }
+    }
   }
+  if constexpr (!Epilogue::kNorm) __syncthreads(); // every warp has read the count; with a norm the exchange says so
   // The lane's row count, in the words of all blocks that may share it; a word of a running block is written by that block alone.
   if (block == 0 ? threadIdx.x == 0 || (threadIdx.x >= blocks && threadIdx.x < kLaneWords) : threadIdx.x == 0)
     store_relaxed_gpu(me.lanes + lane * kLaneWords + (block == 0 ? threadIdx.x : block), first + rows);
@@ -348,17 +351,17 @@ template <class T, class Ranks> struct Push {
   }
 
   template <class Epilogue> int with_ranks() const {
-    if (c.ranks == 2) return c.ahead == 1 ? go<2, 1, Epilogue>() : go<2, 2, Epilogue>();
-    if (c.ranks == 4) return go<4, 1, Epilogue>();
-    if (c.ranks == 8) return go<8, 1, Epilogue>();
-    return go<0, 1, Epilogue>();
+    if (c.ranks == 2) return go<2, Epilogue>();
+    if (c.ranks == 4) return go<4, Epilogue>();
+    if (c.ranks == 8) return go<8, Epilogue>();
+    return go<0, Epilogue>();
   }
 
-  template <int kRanks, int kAhead, class Epilogue> int go() const {
-    auto kernel = push_kernel<T, kRanks, kAhead, Epilogue, Ranks>;
+  template <int kRanks, class Epilogue> int go() const {
+    auto kernel = push_kernel<T, kRanks, Epilogue, Ranks>;
     const uint32_t vectors = c.hidden / Numbers<T>::kCount, threads = round_up((vectors + c.cluster - 1) / c.cluster, 32);
     const uint32_t copies = c.virtual_ranks ? c.virtual_ranks : 1;
-    if (threads > 1024 || threads / 32 * c.cluster > kMaxPartials || c.lanes * kDepth * (c.ranks - 1) > UINT32_MAX / vectors)
+    if (threads > 1024 || threads / 32 * c.cluster > kMaxParts || c.lanes * kDepth * (c.ranks - 1) > UINT32_MAX / vectors)
       return kBadChoice;
 
     cudaLaunchAttribute attributes[3];
@@ -380,8 +383,8 @@ template <class T, class Ranks> struct Push {
     const uint32_t lanes = lanes_for(c.tokens, allowed);
     if (lanes == 0) return 0;
     if (lanes > uint32_t(most)) return kTooManyLanes;
-    config.gridDim = dim3(lanes * c.cluster, copies);
-    if (c.pdl) {
+    config.gridDim = dim3(c.cluster, lanes, copies);
+    if (c.pdl && !c.virtual_ranks) {
       attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
       config.numAttrs += 1;
@@ -399,6 +402,7 @@ template <class T, class Ranks> struct Push {
     args.timeout_ns = c.timeout_ns;
     args.layout = {c.ranks, c.lanes, vectors};
     args.first_rank = c.first_rank, args.tokens = c.tokens, args.trigger = c.trigger;
+    args.rows = (c.tokens + lanes - 1) / lanes, args.lead = c.lead, args.nap_ns = c.nap_ns;
     args.round_twice = c.round_twice, args.group = c.group, args.op = c.op;
     args.inverse_hidden = 1.f / float(c.hidden), args.eps = c.eps, args.weight_bias = c.weight_bias;
     return cudaLaunchKernelEx(&config, kernel, args);

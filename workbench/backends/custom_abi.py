@@ -39,8 +39,8 @@ class Call(c.Structure):
     _fields_ = [
         *((name, c.c_uint32) for name in ("op", "dtype", "ranks", "first_rank", "virtual_ranks")),
         *((name, c.c_uint32) for name in ("tokens", "hidden", "lanes")),
-        *((name, c.c_uint32) for name in ("cluster", "ahead", "max_lanes", "trigger")),
-        *((name, c.c_uint32) for name in ("round_twice", "group", "pdl")),
+        *((name, c.c_uint32) for name in ("cluster", "max_lanes", "trigger")),
+        *((name, c.c_uint32) for name in ("lead", "nap_ns", "round_twice", "group", "pdl")),
         ("eps", c.c_float),
         ("weight_bias", c.c_float),
         ("timeout_ns", c.c_uint64),
@@ -52,12 +52,13 @@ class Call(c.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a call is laid on the device: blocks a lane, rows pushed in advance, lanes at most (0: all), and the trigger."""
+    """How a call is laid on the device: blocks a lane, lanes at most (0: all), trigger, and how it polls."""
 
     cluster: int
-    ahead: int = 1
     max_lanes: int = 0
     trigger: int = TRIGGER_AFTER_PUSH
+    lead: int = 0
+    nap_ns: int = 0
 
 
 class Kernels:

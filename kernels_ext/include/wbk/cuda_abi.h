@@ -34,7 +34,8 @@ typedef struct {
 typedef struct {
   uint32_t op, dtype, ranks, first_rank, virtual_ranks; /* virtual_ranks 0: one real rank, first_rank */
   uint32_t tokens, hidden, lanes;                       /* lanes: of the workspace */
-  uint32_t cluster, ahead, max_lanes, trigger;          /* the choice; max_lanes: lanes this call may use, 0: all */
+  uint32_t cluster, max_lanes, trigger;                 /* the choice; max_lanes: lanes this call may use, 0: all */
+  uint32_t lead, nap_ns;                                /* how it polls: one thread a warp first; pause between polls */
   uint32_t round_twice, group, pdl;
   float eps, weight_bias;
   uint64_t timeout_ns; /* bound of one wait for a peer */

@@ -22,24 +22,23 @@ namespace wbk {
 constexpr uint32_t kMaxRanks = 16;
 constexpr uint32_t kVectorBytes = 16;      // one thread moves one vector
 constexpr uint32_t kMaxCluster = 16;       // blocks of threads that can share one lane
-constexpr uint32_t kMaxAhead = 2;          // rows a lane may push before it must have consumed one
-constexpr uint32_t kDepth = 2 * kMaxAhead; // why twice: see push.cuh, "what ends an epoch"
+constexpr uint32_t kDepth = 8;             // why eight: see push.cuh, "what ends an epoch"
 constexpr uint32_t kLaneWords = kMaxCluster;
 
 struct Layout {
   uint32_t ranks, lanes, vectors; // vectors of 16 bytes a row
 
   // The place of `sender` among the ranks other than `receiver`.
-  static WBK_BOTH uint32_t peer_place(uint32_t sender, uint32_t receiver) {
-    return sender < receiver ? sender : sender - 1;
+  static WBK_BOTH uint32_t peer_place(uint32_t sender, uint32_t receiver) { return sender < receiver ? sender : sender - 1; }
+
+  WBK_BOTH uint32_t plane() const { return lanes * vectors; } // vectors of one slot of every lane
+
+  // Index, in vectors, of the plane that holds row number `sequence` sent by the peer at `place`, which is one of `peers`.
+  WBK_BOTH uint32_t plane_of(uint32_t sequence, uint32_t place, uint32_t peers) const {
+    return ((sequence % kDepth) * peers + place) * plane();
   }
 
-  // Index, in vectors, of vector 0 of the slot of row number `sequence` of `lane` sent by the peer at `place`.
-  WBK_BOTH uint32_t slot(uint32_t sequence, uint32_t place, uint32_t lane) const {
-    return (((sequence % kDepth) * (ranks - 1) + place) * lanes + lane) * vectors;
-  }
-
-  WBK_BOTH uint64_t slot_bytes() const { return uint64_t(kDepth) * (ranks - 1) * lanes * vectors * kVectorBytes; }
+  WBK_BOTH uint64_t slot_bytes() const { return uint64_t(kDepth) * (ranks - 1) * plane() * kVectorBytes; }
   WBK_BOTH uint64_t lane_bytes() const { return uint64_t(lanes) * kLaneWords * sizeof(uint32_t); }
 };
 

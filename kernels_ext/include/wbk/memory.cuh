@@ -18,6 +18,14 @@ __device__ __forceinline__ void store_relaxed_sys(Vector *p, Vector v) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
 }
 
+__device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Keeps an address in registers from here on, so that it is not computed again on the critical path.
+template <class P> __device__ __forceinline__ P *pinned(P *p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 // Read once, by one thread: keep it out of L1. Plain order: what it reads is complete before the grid-dependency wait returns.
 __device__ __forceinline__ Vector load_once(const Vector *p) {
   Vector v;
@@ -49,7 +57,7 @@ __device__ __forceinline__ uint64_t clock_ns() {
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Clusters and the exchange through distributed shared memory.
+// Clusters and their distributed shared memory.
 __device__ __forceinline__ uint32_t block_of_cluster() {
   uint32_t r;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -66,27 +74,21 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, uint32_t b
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared), "r"(block));
   return r;
 }
-__device__ __forceinline__ void barrier_init(uint64_t *bar, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void barrier_expect_bytes(uint64_t *bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity) {
-  asm volatile("{\n .reg .pred done;\n again:\n"
-               " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-               " @!done bra again;\n}" ::"r"(shared_address(bar)),
-               "r"(parity)
-               : "memory");
-}
 __device__ __forceinline__ void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// One word into another block's shared memory; its barrier counts the bytes on arrival.
-__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(value),
-               "r"(barrier)
+// A 64-bit word of another block's shared memory, and one of the own block that others write.
+__device__ __forceinline__ void store_relaxed_cluster(uint32_t address, uint32_t lo, uint32_t hi) {
+  asm volatile("{\n .reg .b64 w;\n mov.b64 w, {%1,%2};\n st.relaxed.cluster.shared::cluster.b64 [%0], w;\n}" ::"r"(address), "r"(lo),
+               "r"(hi)
                : "memory");
+}
+__device__ __forceinline__ uint2 load_relaxed_cluster(const uint64_t *p) {
+  uint2 v;
+  asm volatile("{\n .reg .b64 w;\n ld.relaxed.cluster.shared::cta.b64 w, [%2];\n mov.b64 {%0,%1}, w;\n}"
+               : "=r"(v.x), "=r"(v.y)
+               : "r"(shared_address(p))
+               : "memory");
+  return v;
 }
 
 } // namespace wbk
