@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from workbench.errors import LayoutError
 from workbench.ranks import GroupMap
 
 EIGHT = ["0", "1", "2", "3", "4", "5", "6", "7"]
@@ -104,6 +105,12 @@ def test_sglang_moe_dp_needs_one_pipeline_stage_at_launch_only() -> None:
     )
 
 
+def test_sglang_dcp_below_one_is_off_for_the_builder_and_refused_at_launch() -> None:
+    group_map = GroupMap.build("sglang", launch_checks=False, tp=4, dcp=0)
+    assert group_map.launch_problem == "dcp=0 is below 1; allowed: 1 (off) or a divisor of tp=4"
+    assert "dcp" in group_map.absent
+
+
 def test_vllm_dcp_reads_pcp_first_and_so_leaves_ascending_order() -> None:
     group_map = GroupMap.build("vllm", tp=2, pcp=2, dcp=4)
     assert group_map.groups["dcp"] == ((0, 2, 1, 3),)
@@ -158,6 +165,17 @@ def test_megatron_order_moves_the_axes() -> None:
     stage_inside = GroupMap.build("megatron", world=8, tp=2, pp=2, order="tp-cp-ep-pp-dp")
     assert stage_inside.groups["dp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert stage_inside.groups["pp"] == ((0, 2), (1, 3), (4, 6), (5, 7))
+
+
+@pytest.mark.parametrize("order", ["tp-pp-cp-ep-dp", "TP-CP-EP-DP-PP"])
+def test_megatron_asks_for_pp_last_in_small_letters_when_dense_and_expert_dp_differ(order: str) -> None:
+    with pytest.raises(LayoutError, match="does not end in pp, and dp=2 differs from the experts' dp=4"):
+        GroupMap.build("megatron", world=16, tp=2, cp=2, pp=2, order=order)
+
+
+def test_megatron_optimizer_instances_divide_the_expert_dp_too() -> None:
+    with pytest.raises(LayoutError, match="does not divide dp\\*cp = 8 and the experts' dp = 1"):
+        GroupMap.build("megatron", world=8, ep=8, optimizer_instances=2)
 
 
 def test_megatron_embedding_groups_hold_outer_stages_only() -> None:

@@ -304,6 +304,12 @@ def test_origin_is_one_sentence(golden: GroupMap, kind: str, sentence: str) -> N
     assert golden.origin(kind) == sentence
 
 
+def test_origin_leaves_out_axes_of_size_one() -> None:
+    group_map = GroupMap.build("vllm", tp=2, dp=2, moe=True)
+    assert group_map.origin("ep") == "4 ranks of the world; they differ in dp, tp; stride 1"
+    assert group_map.origin("pp") == "each rank alone: pp is 1 wide"
+
+
 SHARING = re.compile(r"(\d+) ranks (?:that share (.+) and|of the world; they) differ in ([^;]+); (.+)")
 NEIGHBOURS = re.compile(r"(at most )?(\d+) neighbours of one (\w+) list")
 
