@@ -64,7 +64,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """The line that made a call: the first frame outside this package and torch."""
+    """The line that made a call: the first frame outside the recording rooms of this package and outside torch."""
 
     function: str
     file: str

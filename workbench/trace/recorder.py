@@ -397,10 +397,16 @@ _pack_into = at.RECORD.pack_into
 
 
 def _inner_files() -> tuple[str, ...]:
-    """Starts of file names whose frames are not "the caller": this package, torch if it is loaded, contextlib."""
+    """Starts of file names whose frames are not "the caller": the rooms a call passes through, torch if it is loaded.
+
+    Programs of this package (demo, models, measure) are callers like any other.
+    """
+    package = os.path.dirname(os.path.dirname(__file__))
+    folders = [os.path.join(package, room) for room in ("trace", "runtime", "backends", "observe", "ops")]
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-    folders = [os.path.dirname(os.path.dirname(__file__))] + ([os.path.dirname(torch_file)] if torch_file else [])
-    return (*(folder + os.sep for folder in folders), contextlib.__file__)
+    if torch_file:
+        folders.append(os.path.dirname(torch_file))
+    return (*(folder + os.sep for folder in folders), contextlib.__file__, "<frozen ")
 
 
 def _create(folder: Path, world_rank: int, attempt: int | None) -> tuple[Path, int, int]:

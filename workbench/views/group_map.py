@@ -14,7 +14,7 @@ from workbench.views.words import ranks_text
 MAX_LABELLED = 64
 """The widest world whose cells carry the number of their group."""
 
-_MAX_SPELT = 5_000  # cells; beyond, a cell's hover holds numbers only, and above _MAX_NUMBERED only its rank
+_MAX_SPELT = 3_000  # cells; beyond, a cell's hover holds numbers only, and above _MAX_NUMBERED only its rank
 _MAX_NUMBERED = 24_000
 _ROW_PX = 30
 

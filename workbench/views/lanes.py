@@ -16,6 +16,7 @@ MAX_VISITS = 1000
 """The most visits (one rank in one call) that are drawn: the newest calls win, and the title says so."""
 
 _LANE_PX = 26
+_MANY_CALLS = 60  # beyond, the signs are drawn small
 
 
 def lanes_figure(lanes: Lanes) -> go.Figure:
@@ -27,7 +28,7 @@ def lanes_figure(lanes: Lanes) -> go.Figure:
     """
     calls = _newest(lanes.calls)
     unit, size = time_unit(lanes.end_ns - lanes.start_ns)
-    draw = _Drawing(lanes, size)
+    draw = _Drawing(lanes, size, sign_px=9 if len(calls) <= _MANY_CALLS else 5)
     for call in calls:
         draw.add(call)
     figure = go.Figure(draw.traces())
@@ -162,8 +163,8 @@ class _Points:
 class _Drawing:
     """Collects what is drawn, by look: a trace for each kind and for each sign."""
 
-    def __init__(self, lanes: Lanes, size_ns: float) -> None:
-        self._lanes, self._size_ns = lanes, size_ns
+    def __init__(self, lanes: Lanes, size_ns: float, *, sign_px: int) -> None:
+        self._lanes, self._size_ns, self._sign_px = lanes, size_ns, sign_px
         self._lane = {rank: n for n, rank in enumerate(lanes.world_ranks)}
         self._waits: dict[str, _Bars] = {}
         self._insides: dict[str, _Bars] = {}
@@ -200,7 +201,7 @@ class _Drawing:
             traces.append(self._missing.trace(name="never came", marker=outline, width=0.62, legendrank=2000, **words))
         for kind in sorted(self._waits.keys() | self._insides.keys() | self._open.keys()):
             colour = theme.kind_colour(kind)
-            look: dict[str, Any] = {"legendgroup": kind, "width": 0.62, "name": escape(kind)}
+            look: dict[str, Any] = {"legendgroup": escape(kind), "width": 0.62, "name": escape(kind)}
             pale, full, hatched = _looks(colour)
             traces += [
                 self._insides.get(kind, _Bars()).trace(marker=full, **look),
@@ -220,11 +221,17 @@ class _Drawing:
             line = {"color": theme.INK, "width": 1}
             traces += [
                 self._joins.scatter(mode="lines", line=line, showlegend=False),
-                self._up.scatter(mode="markers", marker=sign | {"symbol": "triangle-up", "size": 8}, showlegend=False),
-                self._down.scatter(
-                    mode="markers", marker=sign | {"symbol": "triangle-down", "size": 8}, showlegend=False
+                self._up.scatter(
+                    mode="markers", marker=sign | {"symbol": "triangle-up", "size": self._sign_px - 1}, showlegend=False
                 ),
-                self._lasts.scatter(mode="markers", marker=sign | {"symbol": "diamond", "size": 9}, name="came last"),
+                self._down.scatter(
+                    mode="markers",
+                    marker=sign | {"symbol": "triangle-down", "size": self._sign_px - 1},
+                    showlegend=False,
+                ),
+                self._lasts.scatter(
+                    mode="markers", marker=sign | {"symbol": "diamond", "size": self._sign_px}, name="came last"
+                ),
             ]
         if self._failed.x:
             cross = {"symbol": "x", "size": 9, "color": theme.ALARM}
