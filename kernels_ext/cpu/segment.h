@@ -15,7 +15,7 @@ namespace wbk {
 constexpr uint64_t kMagic = 0x31304b42572d4d46ull;  // changes whenever this file changes meaning
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSlotTarget = 64 * 1024;  // rows are handed over in pieces of about this size
-constexpr uint64_t kNumSlots = 4;
+constexpr uint64_t kNumSlots = 16;
 constexpr uint64_t kCopiedIn = ~0ull;  // offset of a tensor that comes through the slots
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "flags are shared between processes");

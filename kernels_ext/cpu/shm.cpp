@@ -295,16 +295,31 @@ void reduce_piece(wbk_context& c, uint64_t piece) {
   else reduce_rows_of<Fp32>(job, fused, twice);
 }
 
+int hand_over_next(wbk_context& c) {
+  if (const int status = copy_in(c)) return status;
+  raise_flag(own(c).progress.count, c.base + c.call.num_copied);
+  return WBK_OK;
+}
+
+bool can_hand_over(wbk_context& c) {
+  if (c.call.offset != kCopiedIn || c.call.num_copied == c.call.num_pieces) return false;
+  const uint64_t number = c.base + c.call.num_copied;
+  return number < c.layout.num_slots || missing_now(c, Kind::kConsumed, number + 1 - c.layout.num_slots) == 0;
+}
+
 int reduce(wbk_context& c) {
   Call& call = c.call;
   while (call.num_done < call.num_pieces) {
     const uint64_t piece = call.num_done;
-    if (call.offset == kCopiedIn && call.num_copied == piece + 1 && piece + 1 < call.num_pieces) {
-      if (const int status = copy_in(c)) return status;
-      raise_flag(own(c).progress.count, c.base + call.num_copied);
+    const bool next_is_due = call.num_copied == piece + 1 && piece + 1 < call.num_pieces;
+    if (call.offset == kCopiedIn && next_is_due)
+      if (const int status = hand_over_next(c)) return status;
+    if (piece > 0) {  // the call line said that piece 0 is there
+      const uint64_t target = c.base + piece + 1;
+      while (missing_now(c, Kind::kProgress, target) != 0 && can_hand_over(c))  // rather than wait
+        if (const int status = hand_over_next(c)) return status;
+      if (const int status = wait_for_all(c, Kind::kProgress, target)) return status;
     }
-    if (piece > 0)  // the call line said that piece 0 is there
-      if (const int status = wait_for_all(c, Kind::kProgress, c.base + piece + 1)) return status;
     WBK_DELAY(3);
     reduce_piece(c, piece);
     WBK_DELAY(4);

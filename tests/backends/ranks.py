@@ -1,8 +1,9 @@
-"""A channel for backend tests: the contract of backends.base.Channel over plain gloo, with nothing else of the runtime."""
+"""A channel for backend tests: the contract of backends.base.Channel over plain gloo, without the runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -10,9 +11,47 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests import forked
 from workbench.backends.base import Request
 from workbench.ops import ALL, Rounding
 from workbench.ranks import GroupKey
+
+
+def run_outcomes(
+    num_ranks: int,
+    fn: Callable[[int], Any],
+    *,
+    timeout_s: float = 60.0,
+    while_running: Callable[[Sequence[int]], None] = lambda _pids: None,
+) -> list[forked.Outcome]:
+    """forked.run_outcomes, with ranks that start only when all are forked.
+
+    A rank that connects while the parent still forks makes the store's thread in the parent take a lock of the C
+    library; the next child inherits it locked and hangs.
+    """
+    read_end, write_end = os.pipe()
+
+    def gated(rank: int) -> Any:
+        os.close(write_end)
+        os.read(read_end, 1)  # end of file once the parent and all siblings closed their copy
+        return fn(rank)
+
+    def release(pids: Sequence[int]) -> None:
+        os.close(write_end)
+        while_running(pids)
+
+    try:
+        return forked.run_outcomes(num_ranks, gated, timeout_s=timeout_s, while_running=release)
+    finally:
+        os.close(read_end)
+
+
+def run_ranks(num_ranks: int, fn: Callable[[int], Any], *, timeout_s: float = 60.0) -> list[Any]:
+    """The values of fn(rank) in rank order; an AssertionError with the traceback of each rank that failed."""
+    outcomes = run_outcomes(num_ranks, fn, timeout_s=timeout_s)
+    bad = [o for o in outcomes if o.error is not None or o.signal]
+    assert not bad, "\n".join(f"rank {o.rank}: signal {o.signal} {o.error!r}\n{o.trace}" for o in bad)
+    return [o.value for o in outcomes]
 
 
 class GlooChannel:
@@ -41,6 +80,7 @@ def channels(*groups: tuple[int, ...], timeout_s: float = 30.0) -> Iterator[list
             torch_group = dist.new_group(list(group), timeout=timedelta(seconds=60))
             if dist.get_rank() in group:
                 made.append(GlooChannel(GroupKey("tp", group), torch_group, timeout_s))
+        dist.barrier()  # a rank that leaves while others still connect would close their connections
         yield made
     finally:
         dist.destroy_process_group()
@@ -53,3 +93,13 @@ def request(
     rounding: Rounding = Rounding.ONCE,
 ) -> Request:
     return Request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ALL, rounding=rounding)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers, so that equality means equal bits (-0.0, NaN)."""
+    return x.view({2: torch.int16, 4: torch.int32}[x.dtype.itemsize])
+
+
+def data(seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Normal values, the same on every rank for the same seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

@@ -19,6 +19,7 @@ import torch
 from workbench.backends.arena import Arena
 from workbench.backends.base import Channel, Json, Request, Verdict
 from workbench.backends.build import NO_COMPILER, build_cpu, find_compiler
+from workbench.backends.calls import call_text, mismatch_error
 from workbench.backends.segments import (
     SEGMENT_DIRECTORY,
     OwnSegment,
@@ -174,7 +175,7 @@ class ShmWorkspace:
         layout = _layout(library_path, request)
         self.size_bytes = layout.segment_bytes if own is not None else 0
         self._arena = (
-            Arena(own.memory, offset=layout.arena_offset, size_bytes=layout.arena_bytes, name=self._who())
+            Arena(own.memory, offset=layout.arena_offset, size_bytes=layout.arena_bytes, name=self._limits.who())
             if own is not None
             else None
         )
@@ -194,7 +195,7 @@ class ShmWorkspace:
             config.segments[group_rank] = segment.address
         self._context = library.wbk_open(config)
         if not self._context:
-            raise ResourceError(f"{self._who()}: the kernel refused {request}")
+            raise ResourceError(f"{self._limits.who()}: the kernel refused {request}")
         self._release = weakref.finalize(
             self, _release, library, self._context, own, segments, [fd for fd, _ in watched]
         )
@@ -251,13 +252,10 @@ class ShmWorkspace:
 
     def close(self) -> None:
         """Leave the group and give the memory back; tensors from `empty` stay readable. Local; may be called twice."""
-        self._story = self._story or f"{self._who()}: the workspace is closed; prepare the group again"
+        self._story = self._story or f"{self._limits.who()}: the workspace is closed; prepare the group again"
         self._release()
         self._segments = []
         self._arena = None
-
-    def _who(self) -> str:
-        return f"{self._key} on world rank {self._world_rank}"
 
     def _see_through(self, status: int) -> None:
         """Go on with a call that paused, until it is done; raise what it failed for."""
@@ -268,7 +266,7 @@ class ShmWorkspace:
             return
         if status == Status.BUSY:
             raise ArgumentError(
-                f"{self._who()}: another thread is inside a call; a workspace serves one call at a time"
+                f"{self._limits.who()}: another thread is inside a call; a workspace serves one call at a time"
             )
         self._raise_failure()
 
@@ -287,7 +285,7 @@ class ShmWorkspace:
         self._break(f"a call was interrupted by {type(error).__name__}")
 
     def _break(self, story: str) -> None:
-        self._story = f"{self._who()}: the workspace is broken by an earlier failure: {story}; rebuild it"
+        self._story = f"{self._limits.who()}: the workspace is broken by an earlier failure: {story}; rebuild it"
 
     def _raise_failure(self) -> NoReturn:
         failure = Failure()
@@ -317,9 +315,8 @@ class ShmWorkspace:
             )
         if failure.cause == Cause.MISMATCH:
             other = self._key.world_ranks[failure.other]
-            pair = sorted([(reporter, failure.reporter_call), (other, failure.other_call)], key=lambda p: p[0])
-            told = " but ".join(f"world rank {rank} came with {_describe(words)}" for rank, words in pair)
-            return ArgumentError(f"{call}: {told}; every member must make the same call")
+            pair = [(reporter, _describe(failure.reporter_call)), (other, _describe(failure.other_call))]
+            return mismatch_error(self._key, failure.epoch, pair)
         word = "closed its workspace" if failure.cause == Cause.CLOSED else "left it, interrupted"
         return ClosedError(f"{call} cannot complete: world rank {reporter} {word}")
 
@@ -336,11 +333,14 @@ def _release(
 
 
 def _describe(words: CallWords) -> str:
-    op = _OP_NAMES.get(words.op, f"op {words.op}")
-    text = f"{op}, {words.tokens} tokens of hidden {words.hidden}, {_DTYPE_NAMES.get(words.dtype, words.dtype)}"
-    if words.op == 1:
-        text += f", eps {words.eps:g}, weight_bias {words.weight_bias:g}"
-    return text
+    return call_text(
+        _OP_NAMES.get(words.op, f"op {words.op}"),
+        tokens=words.tokens,
+        hidden=words.hidden,
+        dtype=_DTYPE_NAMES.get(words.dtype, f"dtype {words.dtype}"),
+        eps=words.eps,
+        weight_bias=words.weight_bias,
+    )
 
 
 def _arena_bytes(request: Request) -> int:
@@ -357,7 +357,7 @@ def _layout(library: Path, request: Request) -> Layout:
 
 def _patience(num_ranks: int) -> tuple[int, int]:
     """Polls and yields before sleeping: long where every rank can have a core, next to none where they must share."""
-    return (2000, 20) if len(os.sched_getaffinity(0)) >= num_ranks else (50, 4)
+    return (100, 200) if len(os.sched_getaffinity(0)) >= num_ranks else (50, 4)
 
 
 def _host() -> list[str]:
