@@ -106,6 +106,12 @@ def test_every_figure_has_its_text_twin_open_until_a_script_closes_it() -> None:
     assert "which never came" in page
 
 
+def test_no_figure_offers_to_send_itself_away_wherever_it_is_shown() -> None:
+    for figure in (group_map_figure(GroupMap.custom({"tp": [[0, 1]]})), lanes_figure(hanging())):
+        assert "sendChartToCloud" in figure.layout.modebar.remove
+    assert 'showSendToCloud: false, plotlyServerURL: ""' in report_html("Title", sections())
+
+
 def find_chromium() -> str | None:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     return os.environ.get("BROWSER_PATH") or next(filter(None, map(shutil.which, names)), None)
@@ -133,4 +139,6 @@ def test_a_browser_draws_a_page_of_hostile_texts_without_a_complaint(tmp_path: P
     assert "<title>A title</title>" in done.stdout
     assert done.stdout.count('class="main-svg"') >= 4
     assert "world rank" in done.stdout
+    assert 'data-title="Zoom in"' in done.stdout
+    assert 'data-title="Share' not in done.stdout
     assert '<details class="twin">' in done.stdout

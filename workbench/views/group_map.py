@@ -137,7 +137,8 @@ def _hover(group_map: GroupMap, kind: str, num_cells: int) -> dict[str, Any]:
     size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     torch_rank = ", torch rank %{customdata[2]}" if differs else ""
     body = f"<br>group %{{customdata[0]}} of {size} ranks<br>group rank %{{customdata[1]}}{torch_rank}"
-    return {"customdata": numbers, "hovertemplate": f"{head}{body} (-1: in none){tail}"}
+    none = "" if sum(g.size for g in groups) == world else " (-1: in no group)"
+    return {"customdata": numbers, "hovertemplate": f"{head}{body}{none}{tail}"}
 
 
 def _bands(colours: tuple[str, ...]) -> list[list[Any]]:

@@ -20,7 +20,7 @@
 
   document.querySelectorAll(".plot").forEach(function (plot) {
     var figure = JSON.parse(document.getElementById(plot.id + "-data").textContent);
-    var config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+    var config = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "" };
     plots.push(Plotly.newPlot(plot, figure.data, figure.layout, config).then(function () {
       return Plotly.relayout(plot, ink());
     }));

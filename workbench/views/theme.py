@@ -99,6 +99,8 @@ def layout(title: str, *, height: int, subtitle: str = "") -> dict[str, Any]:
         "hoverlabel": {"align": "left", "font": {"family": FONT, "size": 12}},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
         "dragmode": "zoom",
+        # plotly.js 4 offers by default to send the figure to a company's server; a trace is nobody else's business.
+        "modebar": {"remove": ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d"]},
     }
 
 
