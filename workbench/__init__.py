@@ -12,7 +12,7 @@ __all__ = ["GroupMap", "Session", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """GroupMap and Session on first use: pure code and `workbench groups` do not pay the seconds torch takes to load."""
+    """GroupMap and Session on first use, so that pure code does not pay the seconds that torch takes to load."""
     if name == "GroupMap":
         from workbench.ranks import GroupMap
 

@@ -39,7 +39,8 @@ def main() -> NoReturn:
         _leave(130, "interrupted")
     except click.ClickException as e:
         where = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "workbench"
-        _leave(2, f"{where}: {e.format_message()}; see `{where} --help`")
+        message = " ".join(e.format_message().split()).rstrip(".")
+        _leave(2, f"{where}: {message}; see `{where} --help`")
     except BrokenPipeError:
         _leave(1)
     except WorkbenchError as e:
@@ -49,7 +50,7 @@ def main() -> NoReturn:
     _leave(0)
 
 
-class SizesType(click.ParamType):
+class SizesType(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4 on only
     """One NAME=VALUE of a layout; the value is a whole number, true, false, none, or text."""
 
     name = "NAME=VALUE"

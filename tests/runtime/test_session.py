@@ -93,7 +93,7 @@ def test_bfloat16_residual_is_bit_equal_on_all_members(backend: str) -> None:
 
 
 def test_rounding_twice_gives_the_bits_of_the_unfused_chain() -> None:
-    """Sum 257 rounds to 256 in bf16 before the residual of 1: 256 (257 rounds to even), where one rounding gives 258."""
+    """In bf16 the sum 257 rounds to 256, and with the residual of 1 again to 256; rounded once, 258 comes out."""
 
     def body(rank: int) -> tuple[float, float]:
         with Session(GroupMap.build("sglang", tp=2), device="cpu", timeout_s=20) as s:

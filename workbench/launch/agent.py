@@ -1,6 +1,6 @@
 """torchrun, which also writes down which rank failed first: `python -m workbench.launch.agent FAILURE.json ARGS...`.
 
-torchrun prints that to the terminal only. A killed rank leaves no error file, so its name is known here and nowhere else.
+torchrun prints that to the terminal only. A killed rank leaves no error file, so its name is known here alone.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
+from workbench.launch import loopback
 from workbench.launch.orphans import die_with_parent
 
 
 def main() -> int:
     """Run torchrun with the arguments after the file's name; 1 if a rank failed."""
     die_with_parent()
+    loopback.register()
     path, arguments = Path(sys.argv[1]), sys.argv[2:]
     try:
         torchrun(arguments)
     except ChildFailedError as e:
-        world_rank, failure = e.get_first_failure()
-        message, trace = _told_by_rank(Path(failure.error_file))
-        if failure.exitcode < 0:
-            message = f"killed by {signal.Signals(-failure.exitcode).name}"
-        message = message or f"exited with status {failure.exitcode} and left no traceback"
-        path.write_text(json.dumps({"world_rank": world_rank, "message": message, "traceback": trace}))
+        path.write_text(json.dumps(first_failure(e)))
         return 1
     return 0
+
+
+def first_failure(error: ChildFailedError) -> dict[str, object]:
+    """The fields of a RankFailure: the rank that failed first, in its own words where it had a chance to speak."""
+    world_rank, failure = error.get_first_failure()
+    message, trace = _told_by_rank(Path(failure.error_file))
+    if failure.exitcode < 0:
+        message = f"killed by {signal.Signals(-failure.exitcode).name}"
+    message = message or f"exited with status {failure.exitcode} and left no traceback"
+    return {"world_rank": world_rank, "message": message, "traceback": trace}
 
 
 def _told_by_rank(error_file: Path) -> tuple[str, str]:

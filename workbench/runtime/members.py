@@ -34,7 +34,7 @@ class Member:
             return False
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE
+            return bool(process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import defaultdict
@@ -113,7 +114,7 @@ class Session:
                 )
             self._closing = undo.pop_all()
         if self.trace.enabled:
-            self.trace.declare(group_map.to_json())
+            self.trace.declare(json.dumps(group_map.to_json()))
         self.trace.instant("session_open", note=f"{group_map.system} {group_map.digest} on {self.device}")
 
     def group(self, kind: str) -> GroupKey:
