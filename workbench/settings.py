@@ -60,5 +60,5 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
         return default
     try:
         return check_timeout(float(value), name)
-    except ValueError:
+    except ValueError:  # ArgumentError is one too; say what was written, not what became of it
         raise ArgumentError(f"{name}={value!r}; allowed: seconds above 0 and up to 86400 (a day)") from None

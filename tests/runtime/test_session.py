@@ -201,6 +201,13 @@ def test_a_map_for_another_world_is_refused_alike() -> None:
     assert "is for 4 ranks, but the job has 2" in str(outcomes[0].error)
 
 
+def test_a_map_that_counts_ranks_per_engine_is_refused_alike() -> None:
+    elastic = GroupMap.build("vllm", tp=1, dp=2, moe=True, elastic_ep=True, launch_checks=False)
+    outcomes = run_outcomes(2, lambda rank: Session(elastic, device="cpu", timeout_s=20))
+    assert {type(o.error) for o in outcomes} == {LayoutError}
+    assert "count ranks inside one engine" in str(outcomes[0].error)
+
+
 @pytest.mark.parametrize("default_group", [False, True], ids=["no-default-group", "default-group"])
 def test_a_rank_that_opens_no_session_is_named(default_group: bool) -> None:
     def body(rank: int) -> str | None:

@@ -49,11 +49,11 @@ def _parse_lists(kind: str, given: object, limit: int) -> RankLists:
         for rank in ranks:
             if not is_whole(rank) or not 0 <= rank < limit:
                 raise LayoutError(
-                    f"group {place} of kind {kind!r} holds rank {show(rank)}; allowed: whole numbers 0..{limit - 1}"
+                    f"group {place} of kind {kind!r} holds world rank {show(rank)}; allowed: whole numbers 0..{limit - 1}"
                 )
             if rank in home:
                 raise LayoutError(
-                    f"rank {rank} is in groups {home[rank]} and {place} of kind {kind!r}; "
+                    f"world rank {rank} is in groups {home[rank]} and {place} of kind {kind!r}; "
                     "allowed: one group of a kind; give the second group another kind"
                 )
             home[rank] = place

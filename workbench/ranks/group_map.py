@@ -236,18 +236,18 @@ class GroupMap:
 
     def _outside(self, owner: str, world_rank: int, places: Mapping[int, int]) -> str:
         if not is_whole(world_rank):
-            return f"rank {show(world_rank)} is not a whole number; allowed: 0..{self.world_size - 1}"
+            return f"world rank {show(world_rank)} is not a whole number; allowed: 0..{self.world_size - 1}"
         highest = max(places)
         if owner in self.local_numbering:
             width = highest + 1
             hint = ""
             if 0 <= world_rank < self.world_size:
-                hint = f"; world rank {world_rank} is rank {world_rank % width} of engine {world_rank // width}"
+                hint = f"; world rank {world_rank} is local rank {world_rank % width} of engine {world_rank // width}"
             return f"kind {owner!r} counts ranks inside one engine: 0..{width - 1}, not {show(world_rank)}{hint}"
         nearest = min(places, key=lambda rank: (abs(rank - world_rank), rank))
         held = "all" if len(places) == self.world_size else f"{len(places)} of {self.world_size}"
         return (
-            f"rank {show(world_rank)} is in no {owner!r} group; that kind holds {held} ranks, "
+            f"world rank {show(world_rank)} is in no {owner!r} group; that kind holds {held} ranks, "
             f"{min(places)}..{highest}; nearest: {nearest}"
         )
 

@@ -62,6 +62,11 @@ def exchange_hello(
         if h["problem"]:
             raise ArgumentError(f"world rank {r} cannot open its Session: {h['problem']}")
     _compare(hellos, "group maps", lambda h: f"{h['map']} ({h['map_text']})", "build the same GroupMap on every rank")
+    if group_map.local_numbering:
+        raise LayoutError(
+            f"kinds {', '.join(group_map.local_numbering)} of this {group_map.system} map count ranks inside one engine; "
+            f"a Session needs world ranks: build the map without elastic_ep"
+        )
     if group_map.world_size != world_size:
         raise LayoutError(
             f"the group map is for {group_map.world_size} ranks, but the job has {world_size}; start "

@@ -21,6 +21,8 @@ from workbench.runtime.members import gather_over_store
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _base_store: dist.Store | None = None  # one connection a process: a second one to the same store would start it anew
 _generation = 0
+_default_groups = 0  # made in this generation; counts alike on every rank, as does the next
+_sessions = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class TorchGroups:
     def abandon(self) -> None:
         """Leave both as they are, for ever: a group with a call that never ends blocks in its destructor."""
         for group in {self.control, self.data}:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            _keep_for_ever(group)
 
 
 def init_default_group(device: str, timeout_s: float) -> bool:
@@ -48,13 +50,11 @@ def init_default_group(device: str, timeout_s: float) -> bool:
     Collective over all ranks. A second generation in the same process gets a fresh prefix of the store, since the agent
     of torchrun keeps the store and its keys across generations.
     """
-    global _generation
     if dist.is_initialized():
         return False
     timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    _generation += 1
-    store = dist.PrefixStore(f"workbench/generation{_generation}", _connect(timeout))
+    store = next_store(timeout)
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     gather_over_store(  # torch's own wait names a store key; this one names the ranks
         store,
@@ -72,6 +72,35 @@ def init_default_group(device: str, timeout_s: float) -> bool:
 def default_store() -> dist.Store:
     """The store of the default group."""
     return dist.distributed_c10d._get_default_store()
+
+
+def next_store(timeout: timedelta) -> dist.Store:
+    """The store for this process's next default group: a prefix of the job's store that no earlier group has used."""
+    global _default_groups
+    _default_groups += 1
+    return dist.PrefixStore(f"workbench/generation{_generation}/{_default_groups}", _connect(timeout))
+
+
+def next_session_store() -> dist.Store:
+    """The store for this process's next Session: a prefix of the default group's store that no earlier one has used."""
+    global _sessions
+    _sessions += 1
+    return dist.PrefixStore(f"workbench/session{_sessions}", default_store())
+
+
+def start_generation(number: int) -> None:
+    """Leave every group of this process, whatever state it is in, and let those made from now on be of `number`.
+
+    For a job whose ranks stand in different places after a failure: a new number that all ranks are given brings them
+    together again in the same processes. Groups with a call that never ends are kept, since their destructor would wait.
+    Local; every rank of the job calls it before any of them makes a group.
+    """
+    global _generation, _default_groups, _sessions
+    if dist.is_initialized():
+        for group in list(dist.distributed_c10d._world.pg_map):
+            _keep_for_ever(group)
+        dist.distributed_c10d._abort_process_group()
+    _generation, _default_groups, _sessions = number, 0, 0
 
 
 def make_groups(group_map: GroupMap, *, device: str, timeout_s: float) -> dict[tuple[int, ...], TorchGroups]:
@@ -94,6 +123,10 @@ def make_groups(group_map: GroupMap, *, device: str, timeout_s: float) -> dict[t
             if me in ranks:
                 made[ranks] = TorchGroups(control, data, device)
     return made
+
+
+def _keep_for_ever(group: dist.ProcessGroup) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _connect(timeout: timedelta) -> dist.Store:

@@ -31,7 +31,7 @@ from workbench.plan import Plan
 from workbench.ranks import GroupKey, GroupMap
 from workbench.runtime.devices import choose_device
 from workbench.runtime.hello import exchange_hello
-from workbench.runtime.process_group import TorchGroups, default_store, init_default_group, make_groups
+from workbench.runtime.process_group import TorchGroups, init_default_group, make_groups, next_session_store
 from workbench.runtime.selection import bind_workspace
 from workbench.runtime.subgroup import BoundGroup, bind_group
 from workbench.settings import Settings, check_timeout
@@ -39,7 +39,6 @@ from workbench.trace import Recorder
 
 MAX_HIDDEN = 1 << 20
 MAX_TOKENS = 1 << 24
-_sessions_opened = 0  # counts alike on every rank, so that two sessions of one process never share store keys
 
 
 class Session:
@@ -68,7 +67,6 @@ class Session:
         trace_dir: str | None = None,
         settings: Settings | None = None,
     ) -> None:
-        global _sessions_opened
         if sys.platform != "linux":
             raise UnsupportedPlatformError(f"a Session needs Linux (futexes, /dev/shm, pidfds); this is {sys.platform}")
         settings = Settings.read() if settings is None else settings
@@ -80,18 +78,68 @@ class Session:
         self._ready: dict[tuple[str, torch.dtype, int], tuple[BoundGroup, Workspace]] = {}
         self._broken = False
         self._open = True
-        _sessions_opened += 1
+        self._generation = 0
+        self._trace_dir = trace_dir or settings.trace_dir
+        self.trace = Recorder.off()
+        try:
+            self._join(problem)
+        except BaseException:
+            self.trace.close()
+            raise
+        if self.trace.enabled:
+            self.trace.declare(json.dumps(group_map.to_json()))
+        self.trace.instant("session_open", note=f"{group_map.system} {group_map.digest} on {self.device}")
+
+    def rebuild(self) -> None:
+        """Make groups, channels and prepared workspaces anew in the same processes, after a failure or an interrupt.
+
+        What was prepared is prepared again, with the same arguments and on the same path. Tensors that earlier calls gave
+        stay what they are; those from `empty` are plain memory from now on. Takes no notice of what broke the session.
+        Collective: every rank of the map, none of them inside another call.
+        Raises: as opening a session; as prepare. ClosedError if it is closed.
+        """
+        self._check_open()
+        again = [
+            (bound.key.kind, prepared.workspace.request, prepared.workspace.backend)
+            for bound in self._groups.values()
+            for prepared in bound.prepared.values()
+        ]
+        self._broken = True  # so that nobody is waited for
+        for group in reversed(self._groups.values()):
+            group.close()
+        self._closing.close()
+        self._groups.clear()
+        self._ready.clear()
+        self._generation += 1
+        self._join(None)
+        self._broken = False
+        for kind, request, backend in again:
+            self.prepare(
+                kind,
+                hidden=request.hidden,
+                dtype=request.dtype,
+                max_tokens=request.max_tokens,
+                ops=request.ops,
+                rounding=request.rounding,
+                backend=backend,
+            )
+
+    def _join(self, problem: str | None) -> None:
+        """Make the default group if there is none, compare what the ranks came with, and make the groups of the map.
+
+        `problem` is what this rank cannot go on with: every rank hears it. Collective: every rank of the map.
+        """
         with ExitStack() as undo:
             if init_default_group(self.device, self.timeout_s):
                 undo.callback(dist.destroy_process_group)
             self.world_rank = dist.get_rank()
-            store = dist.PrefixStore(f"workbench/session{_sessions_opened}", default_store())
-            trace_dir = trace_dir or settings.trace_dir
-            self.trace, unwritable = _open_trace(trace_dir, self.world_rank)
-            undo.callback(self.trace.close)
+            store = next_session_store()
+            unwritable = None
+            if not self.trace.enabled:
+                self.trace, unwritable = _open_trace(self._trace_dir, self.world_rank)
             members = exchange_hello(
                 store,
-                group_map,
+                self.group_map,
                 world_rank=self.world_rank,
                 world_size=dist.get_world_size(),
                 device=self.device,
@@ -99,9 +147,9 @@ class Session:
                 problem=problem or unwritable,
                 timeout_s=self.timeout_s,
             )
-            made = make_groups(group_map, device=self.device, timeout_s=self.timeout_s)
+            made = make_groups(self.group_map, device=self.device, timeout_s=self.timeout_s)
             undo.callback(self._leave_groups, made)
-            for own in _own_groups(group_map, self.world_rank):
+            for own in _own_groups(self.group_map, self.world_rank):
                 self._groups[own.key.world_ranks] = bind_group(
                     own.key,
                     made.get(own.key.world_ranks),
@@ -110,12 +158,11 @@ class Session:
                     device=self.device,
                     store=store,
                     timeout_s=self.timeout_s,
-                    lane=self.trace.group(own.key, label=own.kinds, ordinal=own.ordinal),
+                    lane=self.trace.group(
+                        own.key, label=own.kinds, ordinal=own.ordinal, generation=self._generation
+                    ),
                 )
             self._closing = undo.pop_all()
-        if self.trace.enabled:
-            self.trace.declare(json.dumps(group_map.to_json()))
-        self.trace.instant("session_open", note=f"{group_map.system} {group_map.digest} on {self.device}")
 
     def group(self, kind: str) -> GroupKey:
         """The group of `kind` (or alias) that holds this rank. Local. Raises LayoutError if the kind has none."""
@@ -278,6 +325,7 @@ class Session:
             for group in reversed(self._groups.values()):
                 group.close()
             self._closing.close()
+            self.trace.close()
 
     def __enter__(self) -> Session:
         return self
