@@ -158,9 +158,7 @@ class Session:
                     device=self.device,
                     store=store,
                     timeout_s=self.timeout_s,
-                    lane=self.trace.group(
-                        own.key, label=own.kinds, ordinal=own.ordinal, generation=self._generation
-                    ),
+                    lane=self.trace.group(own.key, label=own.kinds, ordinal=own.ordinal, generation=self._generation),
                 )
             self._closing = undo.pop_all()
 
