@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -304,6 +306,18 @@ def test_a_span_records_what_was_raised_and_lets_it_through(tmp_path: Path) -> N
         with pytest.raises(RuntimeError, match="peer closed"), lane.span("all_reduce"):
             raise RuntimeError("peer closed")
     assert read_rank(tmp_path / "rank-00000.wbtrace").events[1].error == "RuntimeError: peer closed"
+
+
+def test_a_wait_of_no_group_is_a_span_of_its_own(tmp_path: Path) -> None:
+    with Recorder.open(tmp_path, 0) as rec, rec.span("store_wait", note="key wb/tp/0"):
+        pass
+    begin, end = read_rank(tmp_path / "rank-00000.wbtrace").events
+    assert (begin.op, begin.group, begin.note, end.phase) == ("store_wait", None, "key wb/tp/0", Phase.END)
+
+
+def test_reading_and_recording_need_no_torch() -> None:
+    code = "import sys, workbench.trace; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_off_and_closed_recorders_take_every_call_and_write_nothing(tmp_path: Path) -> None:

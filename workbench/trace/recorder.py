@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -131,6 +132,10 @@ class Recorder:
     def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
         """Record the end of what `begin` started."""
         self._lane.end(token, note=note, error=error)
+
+    def span(self, op: str, *, path: str | None = None, note: str = "") -> AbstractContextManager[None]:
+        """begin and end around a block that belongs to no group; an exception is recorded and goes on."""
+        return self._lane.span(op, path=path, note=note)
 
     def close(self) -> None:
         """Note the end and let the file go. A second call does nothing; a forked child leaves the file as it is."""
