@@ -51,15 +51,15 @@ abi = load_file("custom_abi", HERE.parent / "workbench" / "backends" / "custom_a
 class Ours:
     """One workspace. Real ranks: one process a rank, gather exchanges handles. Virtual ranks: gather is None."""
 
-    def __init__(self, kernels, *, ranks, rank, hidden, dtype, lanes=264, gather=None, timeout_s=5.0):
-        self.kernels, self.ranks, self.rank, self.hidden, self.dtype, self.lanes = kernels, ranks, rank, hidden, dtype, lanes
+    def __init__(self, kernels, *, ranks, rank, hidden, dtype, capacity=1024, gather=None, timeout_s=5.0):
+        self.kernels, self.ranks, self.rank, self.hidden, self.dtype = kernels, ranks, rank, hidden, dtype
         self.gather, self.virtual, device = gather, gather is None, torch.cuda.current_device()
-        own = dict(ranks=ranks, lanes=lanes, hidden=hidden, dtype=DTYPES[dtype])
+        own = dict(ranks=ranks, capacity=capacity, hidden=hidden, dtype=DTYPES[dtype])
         self.memory = [abi.OwnMemory(kernels, device, **own) for _ in range(ranks if self.virtual else 1)]
         slots = [m.slots for m in self.memory] if self.virtual else abi.exchange_ipc(self.memory[0], rank, gather)
         self.opened = [] if self.virtual else [s for r, s in enumerate(slots) if r != rank]
         self.base = call = abi.Call(dtype=DTYPES[dtype], ranks=ranks, first_rank=0 if self.virtual else rank, hidden=hidden)
-        call.virtual_ranks, call.lanes, call.timeout_ns, call.pdl = ranks if self.virtual else 0, lanes, int(timeout_s * 1e9), 1
+        call.virtual_ranks, call.capacity, call.timeout_ns, call.pdl = ranks if self.virtual else 0, capacity, int(timeout_s * 1e9), 1
         call.eps = EPS
         for r, s in enumerate(slots):
             call.slots[r] = s
@@ -70,13 +70,13 @@ class Ours:
     def prepare(self, choice, op=abi.ADD_NORM):
         """A Call with this choice, its lanes limited to what is resident on every rank."""
         call = abi.Call.from_buffer_copy(self.base)
-        call.op, call.cluster, call.trigger = op, choice.cluster, choice.trigger
-        call.lead, call.nap_ns = choice.lead, choice.nap_ns
-        key = (op, choice.cluster)
+        call.op, call.algorithm, call.cluster, call.senders = op, choice.algorithm, choice.cluster, choice.senders
+        call.trigger, call.poll = choice.trigger, choice.poll
+        key = (op, choice.algorithm, choice.cluster, choice.poll)
         if key not in self.resident:  # collective: two devices of one model can differ, by the multiprocessors they had to disable
             mine = self.kernels.resident_lanes(call)
             self.resident[key] = min(self.gather(mine)) if self.gather else mine
-        most = min(self.resident[key], self.lanes)
+        most = self.resident[key]
         call.max_lanes = min(choice.max_lanes or most, most)
         return call
 
@@ -172,6 +172,10 @@ def data(kind, ranks, tokens, hidden, dtype, seed):
     return made[:ranks], made[ranks]
 
 
+def stream(cluster, senders, **more):
+    return abi.Choice(cluster, abi.STREAM, senders, **more)
+
+
 class Checks:
     """Counts and names what went wrong; a step that checked nothing fails."""
 
@@ -213,7 +217,7 @@ def check_call(checks, ours, choice, kind, tokens, seed, *, what, weight_bias=0.
     checks.that(not ours.reports(), f"{what}: a kernel gave up")
 
 
-CHOICES = [abi.Choice(7), abi.Choice(1, lead=1), abi.Choice(1), abi.Choice(2, 64, lead=1), abi.Choice(4, trigger=2, lead=1), abi.Choice(8, trigger=0)]
+CHOICES = [abi.Choice(7), abi.Choice(1, poll=1), stream(1, 16), abi.Choice(2, max_lanes=64), abi.Choice(4, poll=1, trigger=2), abi.Choice(8, trigger=0), stream(2, 8)]
 
 
 def step_check(run):
@@ -242,7 +246,7 @@ def replays(run, checks, rounds=10000):
     """One graph of calls of alternating sizes whose data change on every replay; one rank, drawn at random, comes late."""
     hidden, device = 7168, "cuda"
     ours = run.workspace(hidden, torch.bfloat16)
-    plan = [(1, abi.Choice(7)), (300, abi.Choice(1, lead=1)), (3, abi.Choice(7)), (64, abi.Choice(1)), (2, abi.Choice(4)), (160, abi.Choice(2, 64))]
+    plan = [(1, abi.Choice(7)), (300, stream(1, 16)), (3, abi.Choice(7)), (64, abi.Choice(1)), (2, abi.Choice(4)), (160, stream(2, 8))]
     counter = torch.zeros((), dtype=torch.int64, device=device)
     bad = torch.zeros((), dtype=torch.int64, device=device)
     weight = torch.ones(hidden, device=device, dtype=torch.bfloat16)
@@ -289,14 +293,14 @@ def replays(run, checks, rounds=10000):
 def missing(run, checks):
     """Rank 1 stays away: rank 0's kernel ends in bounded time, names it, later calls leave at once, the GPU goes on working."""
     ours = run.workspace(7168, torch.bfloat16, timeout_s=0.05)
-    for choice in (abi.Choice(7), abi.Choice(1, lead=1)):
+    for choice in (abi.Choice(7), stream(1, 16)):
         check_call(checks, ours, choice, "normal", 300, 5, what="before")
     if run.rank == 0:
         for tokens in (1, 300):
             parts, residual = data("normal", run.ranks, tokens, 7168, torch.bfloat16, 1)
             weight, outs = torch.ones(7168, dtype=torch.bfloat16, device="cuda"), outputs(tokens, 7168, torch.bfloat16)
             start = time.monotonic()
-            ours.fused(abi.Choice(1, lead=1), [parts[0]], [residual], weight, [outs])
+            ours.fused(stream(1, 16), [parts[0]], [residual], weight, [outs])
             torch.cuda.synchronize()
             took = time.monotonic() - start
             checks.that(took < (2.0 if tokens == 1 else 0.04), f"missing: {tokens} tokens took {took:.3f} s")
@@ -315,7 +319,7 @@ def step_virtual(run):
     if run.rank == 0:
         for ranks in (2, 3, 4, 6, 8, 16):
             for dtype, hidden in ((torch.bfloat16, 7168), (torch.float16, 2880), (torch.float32, 4096)):
-                ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=hidden, dtype=dtype, lanes=16)
+                ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=hidden, dtype=dtype, capacity=64)
                 for tokens in (1, 9, 2, 33, 5, 0, 16, 3):
                     for choice in (abi.Choice(7), abi.Choice(2), abi.Choice(4)):
                         if tokens:
@@ -323,7 +327,7 @@ def step_virtual(run):
                         check_call(checks, ours, choice, "normal", tokens, next(seed), what=f"virtual {ranks} {dtype}")
                     check_call(checks, ours, choice, "integers", tokens, next(seed), what=f"virtual {ranks} reduce", reduce=True)
                 ours.free()
-            ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=2880, dtype=torch.bfloat16, lanes=16, timeout_s=0.02)
+            ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=2880, dtype=torch.bfloat16, capacity=64, timeout_s=0.02)
             parts, residual = data("normal", ranks, 4, 2880, torch.bfloat16, 3)
             outs = [outputs(4, 2880, torch.bfloat16) for _ in range(ranks)]
             weight = torch.ones(2880, dtype=torch.bfloat16, device="cuda")
@@ -339,7 +343,25 @@ def step_virtual(run):
 
 
 def short(c):
-    return f"c{c.cluster} t{c.trigger}" + f" l{c.max_lanes}" * bool(c.max_lanes) + " lead" * bool(c.lead) + f" n{c.nap_ns}" * bool(c.nap_ns)
+    return ("s" if c.algorithm else "p") + f"{c.cluster}" + f"x{c.senders}" * bool(c.senders) + "f" * c.poll + f" t{c.trigger}" + f" l{c.max_lanes}" * bool(c.max_lanes)
+
+
+def show_stamps(run, ours, names, cases):
+    """Clock ticks between the steps of lane 0, means over the last calls of a graph of twenty; and ns from end to next start."""
+    for name in names:
+        graph = run.bench.capture(cases[name], 20)[0]
+        for _ in range(3):
+            graph.replay()
+        run.meet()
+        place = ours.memory[0].records + 200 * 64
+        storage = torch._C._construct_storage_from_data_pointer(place, torch.device("cuda", run.rank), 16 * 64)
+        words = torch.empty(0, dtype=torch.int32, device="cuda").set_(storage, 0, (256,)).clone().view(16, 16).cpu().to(torch.int64)
+        words = words[torch.argsort(words[:, 10])]  # by start
+        steps = (words[:, 1:8] - words[:, 0:7]).float()
+        ends = (words[:, 9] - words[:, 7]).float()
+        gaps = (words[1:, 10] - words[:-1, 11]).float()
+        run.say(name, "entry>", [round(float(v)) for v in steps.median(0).values], "norm+end", round(float(ends.median())), "gap ns", gaps.tolist()[-6:],
+                "run ns", (words[:, 11] - words[:, 10]).tolist()[-6:])
 
 
 def step_diag(run):
@@ -347,21 +369,30 @@ def step_diag(run):
     run.load_peers(7168, run.args.parts)
     libs = {p.stem[5:]: abi.Kernels(p) for p in sorted(Path(run.args.diag).glob("diag_*.so"))}
     table = {}
-    for tokens in (1, 16, 128, 512):
+    for tokens in run.args.diag_tokens:
         cases, all_ours = {}, []
         x, residual, weight, norm, total = run.tensors(tokens, 7168)
+        if tokens <= 128:
+            choices = [abi.Choice(7, trigger=0), abi.Choice(7), abi.Choice(7, poll=1), abi.Choice(1, poll=1)]
+        else:
+            choices = [stream(1, 16, trigger=2), stream(1, 24, trigger=2), abi.Choice(4, poll=1)]
         for name, lib in libs.items():
-            ours = Ours(lib, ranks=run.ranks, rank=run.rank, hidden=7168, dtype=torch.bfloat16, gather=run.gather)
+            if tokens > 128 and name == "noex":
+                continue
+            ours = Ours(lib, ranks=run.ranks, rank=run.rank, hidden=7168, dtype=torch.bfloat16, gather=run.gather, capacity=tokens)
             all_ours.append(ours)
-            for cluster, trigger in ((7, 0), (7, 1), (1, 0), (1, 1)):
-                choice = abi.Choice(cluster, trigger=trigger)
-                cases[f"{name} c{cluster}t{trigger}"] = lambda ours=ours, choice=choice: ours.fused(choice, [x], [residual], weight, [(norm, total)])
+            for choice in choices:
+                cases[f"{name} {short(choice)}"] = lambda ours=ours, choice=choice: ours.fused(choice, [x], [residual], weight, [(norm, total)])
+            if name == "stamp":
+                stamped = ours
         for c in (1, 4, 7, 14):
             cases[f"sum c{c}"] = lambda ours=all_ours[0], c=c: ours.reduce(abi.Choice(c), [x], [total])
         cases.update(run.peer_cases(tokens, x, residual, weight, norm, total))
         result = run.bench.compare(cases)
         table[str(tokens)] = result
         run.say(f"diag T{tokens}: " + "  ".join(f"{k}={result[k]['us']:.2f}" for k in sorted(result, key=lambda k: result[k]["us"])))
+        if "stamp" in libs and tokens <= 128:
+            show_stamps(run, stamped, [c for c in cases if c.startswith("stamp")], cases)
         for ours in all_ours:
             ours.free(run.meet)
     run.write("diag.json", table)
@@ -373,7 +404,7 @@ def step_tune(run):
     table = {}
     for hidden in run.args.hidden:
         run.load_peers(hidden, run.args.parts)
-        ours = run.workspace(hidden, torch.bfloat16)
+        ours = run.workspace(hidden, torch.bfloat16, capacity=max(run.args.tokens))
         for tokens in run.args.tokens:
             cases = {}
             x, residual, weight, norm, total = run.tensors(tokens, hidden)
@@ -456,20 +487,23 @@ class Run:
     def tune_choices(self, tokens, hidden):
         """Choices worth timing at this size."""
         vectors = hidden // 8
-        for cluster in (1, 2, 4, 7, 8):
-            if (cluster == 8) != (hidden % 7168 != 0 or tokens < 16) and cluster > 4:
+        for cluster in (1, 2, 4, 7, 8, 14):
+            if cluster == (8 if vectors % 7 == 0 else 7) or vectors < 32 * cluster or (cluster == 14 and (vectors % 7 or tokens > 8)):
                 continue
-            if vectors < 32 * cluster or (tokens < 16 and cluster < 4):
-                continue
-            for lead in (0, 1):
-                for trigger in (0, 1) if tokens < 512 else (1,):
-                    yield abi.Choice(cluster, 0, trigger, lead)
-        if tokens >= 512:
-            yield abi.Choice(4, 0, 2, 1)
-            yield abi.Choice(4, 0, 3, 1)
-            yield abi.Choice(4, 64, 1, 1)
-            yield abi.Choice(2, 132, 1, 1)
-            yield abi.Choice(1, 0, 2, 1)
+            if tokens >= 16 or cluster >= 4:
+                for poll in (0, 1):
+                    yield abi.Choice(cluster, poll=poll)
+        if tokens >= 256:
+            for trigger in (1, 2, 3):
+                for senders in (4, 8, 12, 16, 24, 32):
+                    if trigger == 2 or senders == 16:
+                        yield stream(1, senders, trigger=trigger)
+            yield stream(2, 16, trigger=2)
+            yield stream(2, 24, trigger=2)
+            yield stream(4, 16, trigger=2)
+            yield abi.Choice(4, poll=1, trigger=3)
+            yield abi.Choice(2, poll=1, trigger=3)
+            yield abi.Choice(1, poll=1, trigger=3)
 
 
 def main():
@@ -484,6 +518,7 @@ def main():
     p.add_argument("--reps", type=int, default=20)
     p.add_argument("--iters", type=int, default=30)
     p.add_argument("--diag", default=".", help="folder of diag_*.so")
+    p.add_argument("--diag-tokens", type=lambda s: [int(v) for v in s.split(",")], default=[1, 128, 4096])
     p.add_argument("--keep-going", action="store_true", help="later steps even when a check failed")
     p.add_argument("--limit-s", type=float, default=300)
     args = p.parse_args()

@@ -21,7 +21,8 @@ bool sound(const WbkCall &c, bool pointers) {
   const bool norm = c.op == WBK_OP_ALL_REDUCE_ADD_RMS_NORM;
   if (!norm && c.op != WBK_OP_ALL_REDUCE) return false;
   if (c.dtype > WBK_FP32 || c.ranks < 2 || c.ranks > WBK_CUDA_MAX_RANKS || c.first_rank + copies > c.ranks) return false;
-  if (c.hidden == 0 || c.hidden % 8 || c.hidden > 16384 || c.lanes == 0 || c.trigger > WBK_TRIGGER_NEVER) return false;
+  if (c.hidden == 0 || c.hidden % 8 || c.hidden > 16384 || c.capacity == 0 || c.tokens > c.capacity || c.trigger > WBK_TRIGGER_NEVER) return false;
+  if (c.algorithm > WBK_STREAM || c.poll > WBK_POLL_FIRST || (c.algorithm == WBK_STREAM && c.senders == 0)) return false;
   if (c.cluster == 0 || c.cluster > wbk::kMaxCluster) return false;
   if (!pointers) return true;
   for (uint32_t r = 0; r < c.ranks; ++r)
@@ -29,7 +30,7 @@ bool sound(const WbkCall &c, bool pointers) {
   if (norm && (!c.weight || !aligned(c.weight))) return false;
   for (uint32_t i = 0; i < copies; ++i) {
     const WbkRank &k = c.rank[i];
-    if (!k.lanes || !k.state || !k.report) return false;
+    if (!k.control || !k.report) return false;
     if (c.tokens && (!k.x || !k.sum || !aligned(k.x) || !aligned(k.sum))) return false;
     if (c.tokens && norm && (!k.residual || !k.norm || !aligned(k.residual) || !aligned(k.norm))) return false;
   }
@@ -72,11 +73,11 @@ const char *wbk_cuda_error_text(int code) {
   }
 }
 
-uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t lanes, uint32_t hidden, uint32_t dtype) {
-  return wbk::Layout{ranks, lanes, vectors_of(hidden, dtype)}.slot_bytes();
+uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t capacity, uint32_t hidden, uint32_t dtype) {
+  return wbk::Layout{ranks, capacity, vectors_of(hidden, dtype)}.slot_bytes();
 }
 
-uint64_t wbk_cuda_lane_bytes(uint32_t lanes) { return wbk::Layout{2, lanes, 1}.lane_bytes(); }
+uint64_t wbk_cuda_control_bytes(void) { return sizeof(wbk::Control); }
 
 int wbk_cuda_resident_lanes(const WbkCall *call, uint32_t *lanes) { return sound(*call, false) ? dispatch(*call, nullptr, lanes) : -1; }
 

@@ -14,6 +14,8 @@ from typing import Any
 MAX_RANKS = 16
 BF16, FP16, FP32 = 0, 1, 2
 ALL_REDUCE, ADD_NORM = 1, 2
+PUSH, STREAM = 0, 1
+POLL_ALL, POLL_FIRST = 0, 1
 TRIGGER_AT_START, TRIGGER_AFTER_PUSH, TRIGGER_AFTER_POLL, TRIGGER_NEVER = 0, 1, 2, 3
 _ABI = 1
 
@@ -27,20 +29,20 @@ class Report(c.Structure):
 
     _fields_ = [
         (name, c.c_uint32)
-        for name in ("valid", "op", "group", "rank", "peer", "lane", "epoch", "expected", "seen")
+        for name in ("valid", "op", "group", "rank", "peer", "row", "epoch", "expected", "seen")
     ] + [("reserved", c.c_uint32 * 7)]  # type: ignore[list-item]
 
 
 class RankMemory(c.Structure):
-    _fields_ = [(name, c.c_void_p) for name in ("x", "residual", "sum", "norm", "lanes", "state", "report")]
+    _fields_ = [(name, c.c_void_p) for name in ("x", "residual", "sum", "norm", "control", "report")]
 
 
 class Call(c.Structure):
     _fields_ = [
         *((name, c.c_uint32) for name in ("op", "dtype", "ranks", "first_rank", "virtual_ranks")),
-        *((name, c.c_uint32) for name in ("tokens", "hidden", "lanes")),
-        *((name, c.c_uint32) for name in ("cluster", "max_lanes", "trigger")),
-        *((name, c.c_uint32) for name in ("lead", "nap_ns", "round_twice", "group", "pdl")),
+        *((name, c.c_uint32) for name in ("tokens", "hidden", "capacity")),
+        *((name, c.c_uint32) for name in ("algorithm", "poll", "cluster", "senders", "max_lanes", "trigger")),
+        *((name, c.c_uint32) for name in ("round_twice", "group", "pdl")),
         ("eps", c.c_float),
         ("weight_bias", c.c_float),
         ("timeout_ns", c.c_uint64),
@@ -52,13 +54,14 @@ class Call(c.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a call is laid on the device: blocks a lane, lanes at most (0: all), trigger, and how it polls."""
+    """How a call is laid on the device: blocks a row, algorithm, sending lanes (stream), lanes at most (0: all), trigger, poll."""
 
     cluster: int
+    algorithm: int = PUSH
+    senders: int = 0
     max_lanes: int = 0
     trigger: int = TRIGGER_AFTER_PUSH
-    lead: int = 0
-    nap_ns: int = 0
+    poll: int = POLL_ALL
 
 
 class Kernels:
@@ -72,7 +75,7 @@ class Kernels:
             ("wbk_cuda_call_bytes", c.c_uint64, ()),
             ("wbk_cuda_error_text", c.c_char_p, (c.c_int,)),
             ("wbk_cuda_slot_bytes", c.c_uint64, (c.c_uint32,) * 4),
-            ("wbk_cuda_lane_bytes", c.c_uint64, (c.c_uint32,)),
+            ("wbk_cuda_control_bytes", c.c_uint64, ()),
             ("wbk_cuda_resident_lanes", c.c_int, (c.c_void_p, c.c_void_p)),
             ("wbk_cuda_push", c.c_int, (c.c_void_p, c.c_void_p)),
             ("wbk_cuda_alloc", c.c_int, (c.c_int, c.c_uint64, c.c_int, c.c_void_p)),
@@ -140,42 +143,40 @@ class Kernels:
 
 
 class OwnMemory:
-    """What one rank of one group owns: slots that peers write, lane records, the state word, and the host-mapped report.
+    """What one rank of one group owns: slots that peers write, control words, and the host-mapped report.
 
     Slots are filled with ones (the sentinel) and the rest with zeros before this returns. Local; nothing is shared yet.
     """
 
-    def __init__(self, kernels: Kernels, device: int, *, ranks: int, lanes: int, hidden: int, dtype: int) -> None:
+    def __init__(self, kernels: Kernels, device: int, *, ranks: int, capacity: int, hidden: int, dtype: int) -> None:
         self.kernels, self.device = kernels, device
-        self.slots = self.records = self.host = 0
+        self.slots = self.control = self.host = 0
         lib = kernels.lib
         unit = 2 << 20  # whole allocation units: a handle names the unit, not an offset in it
-        self.size_bytes = -(-lib.wbk_cuda_slot_bytes(ranks, lanes, hidden, dtype) // unit) * unit
-        record_bytes = lib.wbk_cuda_lane_bytes(lanes)
+        self.size_bytes = -(-lib.wbk_cuda_slot_bytes(ranks, capacity, hidden, dtype) // unit) * unit
         try:
             self.slots = kernels.alloc(device, self.size_bytes, 0xFF)
-            self.records = kernels.alloc(device, record_bytes + 64, 0)
+            self.control = kernels.alloc(device, lib.wbk_cuda_control_bytes(), 0)
             host, seen = c.c_void_p(), c.c_void_p()
             kernels.ok(lib.wbk_cuda_host_alloc(c.sizeof(Report), c.byref(host), c.byref(seen)))
             self.host, self.report_address = int(host.value or 0), int(seen.value or 0)
         except KernelError:
             self.free()
             raise
-        self.state = self.records + record_bytes
         self.report = Report.from_address(self.host)
 
     def fill(self, memory: RankMemory) -> None:
-        memory.lanes, memory.state, memory.report = self.records, self.state, self.report_address
+        memory.control, memory.report = self.control, self.report_address
 
     def free(self) -> None:
         """Give everything back; once."""
         if self.slots:
             self.kernels.free(self.device, self.slots)
-        if self.records:
-            self.kernels.free(self.device, self.records)
+        if self.control:
+            self.kernels.free(self.device, self.control)
         if self.host:
             self.kernels.ok(self.kernels.lib.wbk_cuda_host_free(self.host))
-        self.slots = self.records = self.host = 0
+        self.slots = self.control = self.host = 0
 
 
 def exchange_ipc(own: OwnMemory, rank: int, gather: Callable[[Any], Sequence[Any]]) -> list[int]:

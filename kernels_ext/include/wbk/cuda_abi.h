@@ -11,13 +11,16 @@ enum { WBK_CUDA_ABI = 1, WBK_CUDA_MAX_RANKS = 16 };
 enum { WBK_BF16 = 0, WBK_FP16 = 1, WBK_FP32 = 2 };
 enum { WBK_OP_ALL_REDUCE = 1, WBK_OP_ALL_REDUCE_ADD_RMS_NORM = 2 };
 
+enum { WBK_PUSH = 0, WBK_STREAM = 1 }; /* push.cuh; stream.cuh, for two ranks */
+enum { WBK_POLL_ALL = 0, WBK_POLL_FIRST = 1 }; /* who polls: every thread its vector, or the first of a warp until its own came */
+
 /* When the kernel lets the next kernel of the stream start (programmatic dependent launch). The next kernel still waits for
  * this one's end before it reads results, if it was launched that way; the choice only moves its prologue. */
 enum { WBK_TRIGGER_AT_START = 0, WBK_TRIGGER_AFTER_PUSH = 1, WBK_TRIGGER_AFTER_POLL = 2, WBK_TRIGGER_NEVER = 3 };
 
 /* What a kernel that gave up leaves in host-mapped memory. `valid` is written last. */
 typedef struct {
-  uint32_t valid, op, group, rank, peer, lane, epoch, expected, seen, reserved[7];
+  uint32_t valid, op, group, rank, peer, row, epoch, expected, seen, reserved[7];
 } WbkReport;
 
 /* One rank's own memory. Virtual ranks give one of these a rank, real ranks give one. */
@@ -26,16 +29,15 @@ typedef struct {
   const void *residual; /* [tokens, hidden]; unused by all_reduce */
   void *sum;            /* [tokens, hidden]: the sum, or sum + residual. May be x or residual */
   void *norm;           /* [tokens, hidden]; unused by all_reduce */
-  uint32_t *lanes;      /* lane records, zeroed once */
-  uint32_t *state;      /* 0: sound; else an earlier call gave up and every later one leaves at once */
+  uint32_t *control;    /* wbk::Control, zeroed once; its state is non-zero when a call gave up, and later ones leave at once */
   WbkReport *report;    /* device address of host-mapped memory */
 } WbkRank;
 
 typedef struct {
   uint32_t op, dtype, ranks, first_rank, virtual_ranks; /* virtual_ranks 0: one real rank, first_rank */
-  uint32_t tokens, hidden, lanes;                       /* lanes: of the workspace */
-  uint32_t cluster, max_lanes, trigger;                 /* the choice; max_lanes: lanes this call may use, 0: all */
-  uint32_t lead, nap_ns;                                /* how it polls: one thread a warp first; pause between polls */
+  uint32_t tokens, hidden, capacity;                    /* capacity: tokens of the workspace */
+  uint32_t algorithm, poll, cluster, senders;           /* the choice; senders: lanes that only push, of WBK_STREAM */
+  uint32_t max_lanes, trigger;                          /* max_lanes: lanes this call may use, alike on all ranks; 0: all */
   uint32_t round_twice, group, pdl;
   float eps, weight_bias;
   uint64_t timeout_ns; /* bound of one wait for a peer */
@@ -47,8 +49,8 @@ typedef struct {
 int wbk_cuda_abi(void);
 uint64_t wbk_cuda_call_bytes(void); /* sizeof(WbkCall): a caller that mirrors it checks */
 const char *wbk_cuda_error_text(int code);
-uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t lanes, uint32_t hidden, uint32_t dtype);
-uint64_t wbk_cuda_lane_bytes(uint32_t lanes);
+uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t capacity, uint32_t hidden, uint32_t dtype);
+uint64_t wbk_cuda_control_bytes(void);
 
 /* Lanes of such a call that can be on the device at once: equal on all ranks only if their devices are. */
 int wbk_cuda_resident_lanes(const WbkCall *call, uint32_t *lanes);

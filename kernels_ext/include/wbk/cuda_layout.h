@@ -1,13 +1,11 @@
 // The one table of what lies where in a CUDA workspace. Host and device read it; nobody writes an offset by hand.
 //
-// Every rank of a group owns one block of memory that its peers can write: the slots. Rows of a call are dealt to *lanes*: row r
-// of a call that uses G lanes belongs to lane r mod G. Each lane is a ring of `depth` slots for every peer, and counts the rows
-// it has ever carried: row number s of lane l, sent by rank p, lies in slot (s mod depth, p, l) of the receiver.
+// Every rank of a group owns one block of memory that its peers write: the slots, a vector of 16 bytes for each vector of each row
+// of each peer, twice, because calls alternate between two halves:
 //
-//   slots[ring place 0..depth) [sender 0..ranks-1, the receiver left out] [lane 0..lanes) [row bytes]
+//   slots[half 0..1][sender 0..ranks-1, the receiver left out][row 0..rows)[vector 0..vectors)
 //
-// Beside it, in memory that only the owner touches: one 64-byte record a lane (the row count, once for every block of threads
-// that may share the lane), and one state word for the whole workspace.
+// Beside it, in memory that only the owner touches, the control words: how many calls there were, and whether one gave up.
 #pragma once
 #include <stdint.h>
 
@@ -20,26 +18,28 @@
 namespace wbk {
 
 constexpr uint32_t kMaxRanks = 16;
-constexpr uint32_t kVectorBytes = 16;      // one thread moves one vector
-constexpr uint32_t kMaxCluster = 16;       // blocks of threads that can share one lane
-constexpr uint32_t kDepth = 8;             // why eight: see push.cuh, "what ends an epoch"
-constexpr uint32_t kLaneWords = kMaxCluster;
+constexpr uint32_t kVectorBytes = 16; // one thread moves one vector
+constexpr uint32_t kMaxCluster = 16;  // blocks of threads that can share one row
+constexpr uint32_t kHalves = 2;
 
 struct Layout {
-  uint32_t ranks, lanes, vectors; // vectors of 16 bytes a row
+  uint32_t ranks, rows, vectors; // rows: the capacity in tokens; vectors of 16 bytes a row
 
   // The place of `sender` among the ranks other than `receiver`.
   static WBK_BOTH uint32_t peer_place(uint32_t sender, uint32_t receiver) { return sender < receiver ? sender : sender - 1; }
 
-  WBK_BOTH uint32_t plane() const { return lanes * vectors; } // vectors of one slot of every lane
-
-  // Index, in vectors, of the plane that holds row number `sequence` sent by the peer at `place`, which is one of `peers`.
-  WBK_BOTH uint32_t plane_of(uint32_t sequence, uint32_t place, uint32_t peers) const {
-    return ((sequence % kDepth) * peers + place) * plane();
+  // Vectors from the start of the slots to vector 0 of row 0 sent by the peer at `place`, which is one of `peers`, in a call's half.
+  WBK_BOTH uint64_t plane(uint32_t half, uint32_t place, uint32_t peers) const {
+    return (uint64_t(half) * peers + place) * (uint64_t(rows) * vectors);
   }
-
-  WBK_BOTH uint64_t slot_bytes() const { return uint64_t(kDepth) * (ranks - 1) * plane() * kVectorBytes; }
-  WBK_BOTH uint64_t lane_bytes() const { return uint64_t(lanes) * kLaneWords * sizeof(uint32_t); }
+  WBK_BOTH uint64_t slot_bytes() const { return plane(kHalves, 0, ranks - 1) * kVectorBytes; }
 };
+
+// The control words, 64 bytes. `calls` counts in units of kCall: a grid adds that much in all, each of its blocks a share when it has
+// read the word, so the number of finished calls is right for every block that reads it, until this grid's last block has added.
+struct Control {
+  uint32_t calls, state, reserved[14];
+};
+constexpr uint32_t kCall = 1u << 16; // also a bound on the blocks of a grid; 2^32 / kCall is even, so halves go on alternating
 
 } // namespace wbk

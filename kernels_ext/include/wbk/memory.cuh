@@ -18,8 +18,6 @@ __device__ __forceinline__ void store_relaxed_sys(Vector *p, Vector v) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1,%2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
 }
 
-__device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
 // Keeps an address in registers from here on, so that it is not computed again on the critical path.
 template <class P> __device__ __forceinline__ P *pinned(P *p) {
   asm volatile("" : "+l"(p));
@@ -33,6 +31,12 @@ __device__ __forceinline__ Vector load_once(const Vector *p) {
   return v;
 }
 
+__device__ __forceinline__ Vector load_plain(const Vector *p) {
+  Vector v;
+  asm volatile("ld.global.v2.b64 {%0,%1}, [%2];" : "=l"(v.lo), "=l"(v.hi) : "l"(p) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void store_plain(Vector *p, Vector v) {
   asm volatile("st.global.v2.b64 [%0], {%1,%2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
 }
@@ -43,8 +47,14 @@ __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t *p) {
   return v;
 }
 
-__device__ __forceinline__ void store_relaxed_gpu(uint32_t *p, uint32_t v) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+__device__ __forceinline__ uint2 load_relaxed_gpu_pair(const uint32_t *p) { // two words that are neighbours
+  uint2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void add_relaxed_gpu(uint32_t *p, uint32_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 __device__ __forceinline__ uint64_t clock_ns() {
@@ -76,19 +86,25 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, uint32_t b
 }
 __device__ __forceinline__ void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// A 64-bit word of another block's shared memory, and one of the own block that others write.
-__device__ __forceinline__ void store_relaxed_cluster(uint32_t address, uint32_t lo, uint32_t hi) {
-  asm volatile("{\n .reg .b64 w;\n mov.b64 w, {%1,%2};\n st.relaxed.cluster.shared::cluster.b64 [%0], w;\n}" ::"r"(address), "r"(lo),
-               "r"(hi)
+__device__ __forceinline__ void barrier_init(uint64_t *bar, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_expect_bytes(uint64_t *bar, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity) {
+  asm volatile("{\n .reg .pred done;\n again:\n"
+               " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               " @!done bra again;\n}" ::"r"(shared_address(bar)),
+               "r"(parity)
                : "memory");
 }
-__device__ __forceinline__ uint2 load_relaxed_cluster(const uint64_t *p) {
-  uint2 v;
-  asm volatile("{\n .reg .b64 w;\n ld.relaxed.cluster.shared::cta.b64 w, [%2];\n mov.b64 {%0,%1}, w;\n}"
-               : "=r"(v.x), "=r"(v.y)
-               : "r"(shared_address(p))
+// One word into another block's shared memory; its barrier counts the bytes on arrival.
+__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(value),
+               "r"(barrier)
                : "memory");
-  return v;
 }
 
 } // namespace wbk

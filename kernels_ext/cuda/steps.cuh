@@ -1,0 +1,147 @@
+// What the push kernels share: parameters, the sentinel, bounded waits, the row sum of a cluster, the lane record. The protocol is
+// described in push.cuh.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "../include/wbk/cuda_abi.h"
+#include "../include/wbk/cuda_layout.h"
+#include "../include/wbk/numbers.cuh"
+
+namespace wbk {
+
+// ---- parameters
+
+struct OneRank {
+  static constexpr uint32_t kEntries = 1;
+};
+struct VirtualRanks {
+  static constexpr uint32_t kEntries = kMaxRanks;
+};
+
+template <class Ranks> struct PushArgs {
+  WbkRank rank[Ranks::kEntries];
+  Vector *slots[kMaxRanks];
+  const Vector *weight;
+  uint64_t timeout_ns;
+  Layout layout;
+  uint32_t first_rank, tokens, rows, senders, trigger, round_twice, group, op; // rows: most that a lane carries
+  float inverse_hidden, eps, weight_bias;
+};
+
+struct SumOnly {
+  static constexpr bool kNorm = false;
+};
+struct AddNorm {
+  static constexpr bool kNorm = true;
+};
+
+// ---- device steps
+
+constexpr uint32_t kHole = 0xffffffffu;   // low half of a word that has not come
+constexpr uint32_t kLeave = 0xffffffffu;  // a part of a row sum that says "this warp gives up"; fp32 arithmetic never makes it
+constexpr uint32_t kMaxParts = 128;       // warps of a cluster
+constexpr uint32_t kFastPolls = 512;      // polls before the first look at the clock
+
+static __device__ __forceinline__ Vector without_hole(Vector v) {
+  uint32_t lo = min(uint32_t(v.lo), kHole - 1), hi = min(uint32_t(v.hi), kHole - 1);
+  v.lo = (v.lo & ~uint64_t(kHole)) | lo;
+  v.hi = (v.hi & ~uint64_t(kHole)) | hi;
+  return v;
+}
+static __device__ __forceinline__ bool has_come(Vector v) { return uint32_t(v.lo) != kHole && uint32_t(v.hi) != kHole; }
+static __device__ __forceinline__ Vector holes() { return Vector{~0ull, ~0ull}; }
+
+// The slow side of a wait, kept out of the way: true when the vector has come, false when the wait is over its bound or another
+// block has given up. The first to give up tells the host.
+static __device__ __noinline__ bool comes_late(const Vector *slot, const WbkRank *me, uint64_t timeout_ns, uint32_t op, uint32_t group,
+                                               uint32_t rank, uint32_t peer, uint32_t row, uint32_t calls) {
+  const uint64_t started = clock_ns();
+  while (!has_come(load_relaxed_sys(slot))) {
+    if (load_relaxed_gpu(me->control + 1) != 0) return false;
+    if (clock_ns() - started < timeout_ns) continue;
+    if (atomicCAS(me->control + 1, 0u, 1u) != 0u) return false;
+    volatile WbkReport *r = me->report;
+    r->op = op, r->group = group, r->rank = rank, r->peer = peer, r->row = row;
+    r->epoch = calls + 1, r->expected = calls + 1, r->seen = calls;
+    __threadfence_system();
+    r->valid = 1;
+    return false;
+  }
+  return true;
+}
+
+// Waits until a warp's vectors have all come. kFirst: its first thread polls alone until its own has come, which leaves L2 to the
+// link; then all read. `actives` are the threads of the warp that own a vector. False: gave up.
+template <bool kFirst, class Ranks>
+static __device__ __forceinline__ bool receive(const PushArgs<Ranks> &a, const WbkRank &me, const Vector *slot, uint32_t actives, uint32_t rank,
+                                               uint32_t peer, uint32_t row, uint32_t calls, Vector &got) {
+  for (uint32_t rounds = 0;; ++rounds) {
+    got = load_relaxed_sys(slot);
+    if (__all_sync(actives, has_come(got))) return true;
+    bool came = true;
+    if (kFirst) {
+      uint32_t polls = 0;
+      if (threadIdx.x % 32 == 0)
+        while (!has_come(load_relaxed_sys(slot)) && ++polls < kFastPolls) {
+        }
+      rounds += __any_sync(actives, polls == kFastPolls) ? kFastPolls : 0;
+    }
+    if (rounds >= kFastPolls) {
+      if (!has_come(got)) came = comes_late(slot, &me, a.timeout_ns, a.op, a.group, rank, peer, row, calls);
+      if (!__all_sync(actives, came)) return false;
+    }
+  }
+}
+
+// Step 4: each warp's part of the row's sum of squares goes to every block of the cluster; a barrier in the receiving block counts
+// the bytes. Two sets, used in turn: a block sends for row i + 2 only after it has everybody's part of row i + 1, which was sent after
+// row i's parts had been read. `leave`: this thread gives up.
+struct RowSum {
+  uint64_t arrived[2];
+  float parts[2][kMaxParts];
+
+  __device__ __forceinline__ void open(uint32_t num_parts) { // before the first send; every thread of the cluster
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2; ++i) {
+        barrier_init(&arrived[i], 1);
+        barrier_expect_bytes(&arrived[i], num_parts * 4);
+      }
+      fence_barrier_init();
+    }
+    cluster_arrive_release();
+    cluster_wait_acquire();
+  }
+
+  __device__ __forceinline__ void send(uint32_t row, float squares, bool leave, uint32_t block, uint32_t blocks) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
+    const uint32_t word = __any_sync(~0u, leave) ? kLeave : __float_as_uint(squares), to = threadIdx.x % 32;
+    if (to < blocks)
+      store_async(address_in_block(shared_address(&parts[row & 1][block * (blockDim.x / 32) + threadIdx.x / 32]), to), word,
+                  address_in_block(shared_address(&arrived[row & 1]), to));
+  }
+
+  // False: some thread of the cluster gives up, and every block learns it.
+  __device__ __forceinline__ bool take(uint32_t row, uint32_t num_parts, float &total) {
+    barrier_wait(&arrived[row & 1], (row >> 1) & 1);
+    if (threadIdx.x == 0) barrier_expect_bytes(&arrived[row & 1], num_parts * 4);
+    bool leave = false;
+    total = 0.f;
+    for (uint32_t p = threadIdx.x % 32; p < num_parts; p += 32) {
+      const float part = parts[row & 1][p];
+      leave |= __float_as_uint(part) == kLeave;
+      total += part;
+    }
+#pragma unroll
+    for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(~0u, total, d); // a butterfly gives every thread the same bits
+    return !__any_sync(~0u, leave);
+  }
+};
+
+// A block's share of one call in the count, by one thread, after every thread of the block has read the count.
+static __device__ __forceinline__ void count_call(uint32_t *control) {
+  const uint32_t grid = gridDim.x * gridDim.y; // of one rank
+  if (threadIdx.x == 0) add_relaxed_gpu(control, blockIdx.x + blockIdx.y == 0 ? kCall - (grid - 1) : 1);
+}
+
+} // namespace wbk
