@@ -127,13 +127,6 @@ wbk_failure found_here(wbk_context& c, uint32_t cause, uint64_t mask) {
   return f;
 }
 
-int leave_for_mismatch(wbk_context& c, uint32_t other) {
-  wbk_failure f = found_here(c, WBK_MISMATCH, 0);
-  f.other = other;
-  f.other_call = c.segments[other]->calls[c.epoch & 1].call;
-  return leave(c, f);
-}
-
 // If peer g will not complete this call: leave for its cause.
 int follow_if_left(wbk_context& c, uint32_t g) {
   const LeftLine& left = c.segments[g]->left;
@@ -148,6 +141,37 @@ int follow_if_left(wbk_context& c, uint32_t g) {
   f.reporter_call = left.reporter_call;
   f.other_call = left.other_call;
   return leave(c, f);
+}
+
+int follow_whoever_left(wbk_context& c) {
+  for (uint32_t g = 0; g < c.config.num_ranks; ++g)
+    if (g != c.config.group_rank)
+      if (const int status = follow_if_left(c, g)) return status;
+  return WBK_OK;
+}
+
+// Leave if the ranks that have come did not all come with the same call. All name the same pair: the lowest rank and
+// the first that differs from it; and who finds that a peer has left already takes over its record.
+int leave_if_calls_differ(wbk_context& c) {
+  const CallLine* first = nullptr;
+  uint32_t first_rank = 0;
+  for (uint32_t g = 0; g < c.config.num_ranks; ++g) {
+    const CallLine& line = c.segments[g]->calls[c.epoch & 1];
+    if (!has_reached(line.epoch, c.epoch)) continue;
+    if (first == nullptr) {
+      first = &line;
+      first_rank = g;
+    } else if (!same_call(first->call, line.call)) {
+      if (const int status = follow_whoever_left(c)) return status;
+      wbk_failure f = found_here(c, WBK_MISMATCH, 0);
+      f.reporter = first_rank;
+      f.reporter_call = first->call;
+      f.other = g;
+      f.other_call = line.call;
+      return leave(c, f);
+    }
+  }
+  return WBK_OK;
 }
 
 Flag& flag_of(wbk_context& c, uint32_t g, Kind kind) {
@@ -166,17 +190,11 @@ uint64_t missing_now(wbk_context& c, Kind kind, uint64_t target) {
   return mask;
 }
 
-// While asleep, look at everybody: a rank we do not wait for may have left, or may have come with another call.
+// While waiting, look at everybody: a rank we do not wait for may have left, or may have come with another call.
 int look_around(wbk_context& c, Kind kind) {
-  for (uint32_t g = 0; g < c.config.num_ranks; ++g) {
-    if (g == c.config.group_rank) continue;
-    const CallLine& line = c.segments[g]->calls[c.epoch & 1];
-    if (kind == Kind::kCall && c.call.published && has_reached(line.epoch, c.epoch) &&
-        !same_call(line.call, c.call.words))
-      return leave_for_mismatch(c, g);
-    if (const int status = follow_if_left(c, g)) return status;
-  }
-  return WBK_OK;
+  if (kind == Kind::kCall)
+    if (const int status = leave_if_calls_differ(c)) return status;
+  return follow_whoever_left(c);
 }
 
 int wait_slowly(wbk_context& c, uint32_t g, Kind kind, uint64_t target) {
@@ -258,9 +276,9 @@ int publish(wbk_context& c) {
 
 int match(wbk_context& c) {
   if (const int status = wait_for_all(c, Kind::kCall, c.epoch)) return status;
+  if (const int status = leave_if_calls_differ(c)) return status;
   for (uint32_t g = 0; g < c.config.num_ranks; ++g) {
     const CallLine& line = c.segments[g]->calls[c.epoch & 1];
-    if (!same_call(line.call, c.call.words)) return leave_for_mismatch(c, g);
     c.peer_offset[g] = line.offset;
     if (g == c.config.group_rank) continue;
     c.known_consumed[g] = std::max(c.known_consumed[g], c.base);

@@ -92,6 +92,10 @@ def bind(channel: Channel, request: Request) -> ShmWorkspace:
         return ShmWorkspace(channel, request, build_cpu(), None, [], [])
     with ExitStack() as undo:
         mine: list[OwnSegment] = []
+        peers: list[Segment] = []
+        watched: list[tuple[int, int]] = []
+        undo.callback(mine.clear)  # or the traceback of a failure would keep the memory mapped
+        undo.callback(peers.clear)
         sweep_segments()
 
         def allocate() -> Json:
@@ -113,8 +117,6 @@ def bind(channel: Channel, request: Request) -> ShmWorkspace:
 
         told = vote(channel, "shared memory", allocate)
         _require_equal(channel, told)
-        peers: list[Segment] = []
-        watched: list[tuple[int, int]] = []
 
         def attach() -> Json:
             library = build_cpu()
@@ -317,8 +319,8 @@ class ShmWorkspace:
             other = self._key.world_ranks[failure.other]
             pair = [(reporter, _describe(failure.reporter_call)), (other, _describe(failure.other_call))]
             return mismatch_error(self._key, failure.epoch, pair)
-        word = "closed its workspace" if failure.cause == Cause.CLOSED else "left it, interrupted"
-        return ClosedError(f"{call} cannot complete: world rank {reporter} {word}")
+        word = "closed its workspace before" if failure.cause == Cause.CLOSED else "was interrupted in"
+        return ClosedError(f"{self._key}: world rank {reporter} {word} call {failure.epoch}; rebuild the group")
 
 
 def _release(

@@ -46,8 +46,8 @@ typedef struct wbk_call {
 
 typedef struct wbk_failure {
   uint32_t cause;       /* wbk_cause */
-  uint32_t reporter;    /* group rank that found it first */
-  uint32_t other;       /* WBK_MISMATCH: the group rank that differs from the reporter */
+  uint32_t reporter;    /* group rank that found it first; WBK_MISMATCH: the lowest group rank that had come */
+  uint32_t other;       /* WBK_MISMATCH: the first group rank that differs from `reporter` */
   uint32_t reserved;
   uint64_t mask;        /* WBK_DEADLINE, WBK_PEER_DEAD: bit g set for each group rank missing or dead */
   uint64_t epoch;       /* number of the call, from 1 */

@@ -1,0 +1,195 @@
+"""Pins how the CPU kernels are compiled: once, into a private place, and with an error that shows what went wrong."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.ranks import request, run_ranks
+from workbench.backends import build, shm
+from workbench.backends.build import build_cpu, cache_directory, find_compiler
+from workbench.backends.shm_library import load_library
+from workbench.errors import ResourceError
+from workbench.ranks import GroupKey
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of our own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fusion-workbench"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile without optimisation: these tests are about files, not about speed."""
+    monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
+    build._key.cache_clear()
+    yield
+    build._key.cache_clear()
+
+
+def compiler_script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cxx"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@needs_compiler
+def test_the_object_is_private_loads_and_is_compiled_once(cache: Path, quick: None) -> None:
+    lines: list[str] = []
+    path = build_cpu(log=lines.append)
+    assert path.parent == cache
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert len(lines) == 2
+    assert load_library(path).wbk_abi_version() == 1
+    made = path.stat().st_mtime_ns
+    assert build_cpu(log=lines.append) == path
+    assert len(lines) == 2
+    assert build_cpu(force=True, log=lines.append) == path
+    assert len(lines) == 4
+    assert path.stat().st_mtime_ns != made
+    assert sorted(p.suffix for p in cache.iterdir()) == [".lock", ".so"]
+
+
+@needs_compiler
+def test_sixteen_processes_at_first_use_compile_once(cache: Path, quick: None, tmp_path: Path) -> None:
+    command = find_compiler()
+    assert command is not None
+    count = tmp_path / "count"
+    script = compiler_script(
+        tmp_path, f'case "$*" in *--version*) ;; *) echo x >> {count} ;; esac\nexec {" ".join(command)} "$@"'
+    )
+
+    def rank_main(_rank: int) -> str:
+        os.environ["CXX"] = str(script)
+        return str(build_cpu())
+
+    paths = run_ranks(16, rank_main)
+    assert len(set(paths)) == 1
+    assert count.read_text() == "x\n"
+    load_library(Path(paths[0]))
+
+
+def test_without_a_compiler_probe_says_so_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    verdict = shm.probe(request(64), GroupKey("tp", (0, 1)))
+    assert not verdict.ok
+    assert verdict.reason.startswith("no C++ compiler ($CXX, c++, g++ or clang++) was found")
+    assert "\n" not in verdict.reason
+    with pytest.raises(ResourceError, match="no C\\+\\+ compiler"):
+        build_cpu()
+
+
+def test_cxx_is_taken_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "env -u NOTHING c++")
+    command = find_compiler()
+    assert command is not None
+    assert Path(command[0]).name == "env"
+    assert command[1:] == ("-u", "NOTHING", "c++")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert find_compiler() is None
+
+
+def test_a_broken_compiler_shows_its_first_errors(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = compiler_script(
+        tmp_path,
+        'case "$*" in *--version*) echo broken 1.0; exit 0;; esac\n'
+        "echo 'note: on my way' >&2; echo 'shm.cpp:3:1: error: I do not like Mondays' >&2; exit 4",
+    )
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(ResourceError) as caught:
+        build_cpu()
+    assert "failed with status 4; its first errors:\nshm.cpp:3:1: error: I do not like Mondays" in str(caught.value)
+    assert "on my way" not in str(caught.value)
+    assert [p.suffix for p in cache.iterdir()] == [".lock"]
+
+
+def test_an_object_that_others_could_have_written_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = find_compiler()
+    if command is None:
+        pytest.skip("no C++ compiler here")
+    planted = cache_directory() / f"wbk-cpu-{build._key(command)}.so"
+    planted.write_bytes(b"")
+    planted.chmod(0o722)
+    with pytest.raises(ResourceError, match=r"is not used: owner uid \d+, mode -rwx-w--w-"):
+        build_cpu()
+    planted.unlink()
+    planted.symlink_to("/usr/bin/true")
+    with pytest.raises(ResourceError, match="it must be no link"):
+        build_cpu()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_object_is_refused(cache: Path) -> None:
+    command = find_compiler()
+    if command is None:
+        pytest.skip("no C++ compiler here")
+    planted = cache_directory() / f"wbk-cpu-{build._key(command)}.so"
+    planted.write_bytes(b"")
+    os.chown(planted, 12345, 12345)
+    with pytest.raises(ResourceError, match="owner uid 12345"):
+        build_cpu()
+
+
+def test_a_cache_directory_open_to_others_is_refused(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    cache.chmod(0o777)
+    with pytest.raises(ResourceError, match="is not used"):
+        cache_directory()
+
+
+def test_a_cache_that_cannot_be_made_says_which_variable_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    with pytest.raises(ResourceError, match="set XDG_CACHE_HOME"):
+        cache_directory()
+
+
+@needs_compiler
+def test_a_builder_that_died_does_not_block_and_one_that_hangs_is_named(
+    cache: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = find_compiler()
+    assert command is not None
+    lock = cache_directory() / f"wbk-cpu-{build._key(command)}.lock"
+    code = (
+        f"import fcntl, os, time; f = open({str(lock)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        f"print(os.getpid(), end='', file=f, flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 30
+        while not lock.exists() or not lock.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        pid = holder.pid
+        monkeypatch.setattr(build, "LOCK_DEADLINE_S", 0.3)
+        with pytest.raises(ResourceError, match=f"process {pid} compiles the CPU kernels for more than 0.3 s"):
+            build_cpu()
+        holder.kill()
+        holder.wait()
+        assert build_cpu().exists()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_an_object_of_another_version_or_no_object_is_refused(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.so"
+    nothing.write_bytes(b"no object")
+    with pytest.raises(ResourceError, match="cannot be loaded"):
+        load_library(nothing)

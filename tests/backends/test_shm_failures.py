@@ -1,0 +1,486 @@
+"""Pins how a shared-memory group ends: who is named, by which error, on every rank, and that nothing is left behind.
+
+Times are printed, not asserted, except where a hang would be the failure; then with a wide margin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.ranks import channels, request, run_outcomes, run_ranks
+from tests.forked import Outcome
+from workbench.backends import segments, shm
+from workbench.errors import ArgumentError, CapacityError, ClosedError, DeadlineError, PeerDeadError, ResourceError
+from workbench.ranks import GroupKey
+
+HIDDEN = 7168
+BIG = 64  # sixteen pieces: a rank that dies in the middle has not handed over everything
+
+
+def named_segments() -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith("wbk-")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Any:
+    before = set(named_segments())
+    yield
+    assert set(named_segments()) <= before
+
+
+class Board:
+    """A few numbers that forked ranks and the test share."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 4096)
+
+    def __setitem__(self, place: int, value: float) -> None:
+        self._memory[8 * place : 8 * place + 8] = struct.pack("d", value)
+
+    def __getitem__(self, place: int) -> float:
+        return float(struct.unpack("d", self._memory[8 * place : 8 * place + 8])[0])
+
+    def wait_for(self, place: int, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self[place]:
+            assert time.monotonic() < deadline, f"place {place} was never set"
+            time.sleep(0.005)
+
+
+def outcomes_of(
+    num_ranks: int,
+    work: Callable[[Any, int], Any],
+    *,
+    timeout_s: float = 30.0,
+    while_running: Callable[[Sequence[int]], None] = lambda _pids: None,
+) -> list[Outcome]:
+    """Run work(workspace, rank) on one group of num_ranks; how each rank ended."""
+
+    def rank_main(rank: int) -> Any:
+        with channels(tuple(range(num_ranks)), timeout_s=timeout_s) as [channel]:
+            workspace = shm.bind(channel, request(HIDDEN))
+            return work(workspace, rank)
+
+    return run_outcomes(num_ranks, rank_main, while_running=while_running)
+
+
+def ones(tokens: int = 1) -> torch.Tensor:
+    return torch.ones(tokens, HIDDEN, dtype=torch.bfloat16)
+
+
+def then_closed(workspace: Any) -> str:
+    """The text of the ClosedError that any later call gives."""
+    with pytest.raises(ClosedError) as caught:
+        workspace.all_reduce(ones())
+    with pytest.raises(ClosedError):
+        workspace.empty((1, HIDDEN), torch.bfloat16)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
+def test_a_rank_killed_inside_a_call_is_named_within_a_second(in_place: bool) -> None:
+    board = Board()
+
+    def work(workspace: Any, rank: int) -> Any:
+        x = workspace.empty((BIG, HIDDEN), torch.bfloat16) if in_place else ones(BIG)
+        x.fill_(1.0)
+        workspace.all_reduce(ones())
+        if rank == 2:
+            board[2] = 1.0
+        if rank == 0:
+            board.wait_for(3)  # come only after rank 2 is dead
+        with pytest.raises(PeerDeadError) as caught:
+            workspace.all_reduce(x)
+        return time.monotonic(), caught.value.dead, str(caught.value), then_closed(workspace)
+
+    def kill(pids: Sequence[int]) -> None:
+        board.wait_for(2)
+        time.sleep(0.3)  # rank 2 sleeps inside the kernel now
+        os.kill(pids[2], signal.SIGKILL)
+        board[3] = time.monotonic()
+
+    ended = outcomes_of(3, work, while_running=kill)
+    assert ended[2].signal == signal.SIGKILL
+    for rank in (0, 1):
+        assert ended[rank].error is None, ended[rank].trace
+        noticed, dead, text, later = ended[rank].value
+        print(f"rank {rank} noticed after {noticed - board[3]:.3f} s: {text}")
+        assert dead == (2,)
+        assert "tp[0,1,2]: call 2 (all_reduce, 64 tokens of hidden 7168, bfloat16): the process of world rank 2" in text
+        assert text in later
+        assert noticed - board[3] < 5
+
+
+def test_a_rank_that_finished_its_part_may_be_gone() -> None:
+    """Rank 2 completes the call, closes and exits while rank 1, which reads in place, is still awaited by rank 0."""
+
+    def work(workspace: Any, rank: int) -> float:
+        x = workspace.empty((1, HIDDEN), torch.bfloat16)
+        x.fill_(1.0)
+        total = workspace.all_reduce(x if rank == 0 else ones())
+        workspace.close()
+        return float(total[0, 0])
+
+    for _ in range(5):
+        assert [o.value for o in outcomes_of(3, work)] == [3.0] * 3
+
+
+def test_a_stopped_rank_is_named_when_the_deadline_passes() -> None:
+    board = Board()
+
+    def work(workspace: Any, rank: int) -> Any:
+        workspace.all_reduce(ones())
+        if rank == 1:
+            board[1] = 1.0
+            board.wait_for(2)
+        started = time.monotonic()
+        with pytest.raises(DeadlineError) as caught:
+            workspace.all_reduce(ones(5))
+        waited = time.monotonic() - started
+        if rank == 0:
+            board[0] += 1
+        if rank == 2:
+            board[4] += 1
+        return caught.value.missing, str(caught.value), waited, then_closed(workspace)
+
+    def stop(pids: Sequence[int]) -> None:
+        board.wait_for(1)
+        os.kill(pids[1], signal.SIGSTOP)
+        board[2] = 1.0
+        board.wait_for(0)
+        board.wait_for(4)
+        os.kill(pids[1], signal.SIGCONT)
+
+    ended = outcomes_of(3, work, timeout_s=0.5, while_running=stop)
+    for outcome in ended:  # the stopped rank too, when it comes late
+        assert outcome.error is None, outcome.trace
+        missing, text, waited, later = outcome.value
+        assert missing == (1,)
+        assert "waited 0.5 s for world rank 1" in text
+        assert "call 2 (all_reduce, 5 tokens" in text
+        assert text in later
+        print(f"rank {outcome.rank} waited {waited:.3f} s")
+    assert ended[0].value[2] > 0.4
+
+
+def test_ctrl_c_comes_through_a_wait_and_the_peers_are_told() -> None:
+    board = Board()
+
+    def work(workspace: Any, rank: int) -> Any:
+        workspace.all_reduce(ones())
+        if rank == 0:
+            board[0] = 1.0
+            with pytest.raises(KeyboardInterrupt):
+                workspace.all_reduce(ones())
+            noticed = time.monotonic()
+            later = then_closed(workspace)
+            board[1] = 1.0
+            return noticed, later
+        board.wait_for(1)
+        assert workspace.all_reduce(ones())[0, 0] == 2.0  # the other had handed over all it had
+        with pytest.raises(ClosedError) as caught:
+            workspace.all_reduce(ones())
+        return str(caught.value), then_closed(workspace)
+
+    def interrupt(pids: Sequence[int]) -> None:
+        board.wait_for(0)
+        time.sleep(0.3)
+        os.kill(pids[0], signal.SIGINT)
+        board[2] = time.monotonic()
+
+    ended = outcomes_of(2, work, while_running=interrupt)
+    assert [o.error for o in ended] == [None, None], ended[0].trace + ended[1].trace
+    noticed, later = ended[0].value
+    print(f"KeyboardInterrupt after {noticed - board[2]:.3f} s")
+    assert noticed - board[2] < 5
+    assert "broken by an earlier failure: a call was interrupted by KeyboardInterrupt" in later
+    assert ended[1].value[0] == "tp[0,1]: world rank 0 was interrupted in call 2; rebuild the group"
+
+
+CALLS = {
+    "tokens": (lambda w: w.all_reduce(ones(2)), lambda w: w.all_reduce(ones(3)), "2 tokens", "3 tokens"),
+    "no tokens": (lambda w: w.all_reduce(ones(0)), lambda w: w.all_reduce(ones(1)), "0 tokens", "1 tokens"),
+    "op": (
+        lambda w: w.all_reduce(ones(2)),
+        lambda w: w.all_reduce_add_rms_norm(ones(2), ones(2), ones()[0], eps=1e-6, weight_bias=0.0),
+        "all_reduce, 2 tokens",
+        "all_reduce_add_rms_norm, 2 tokens",
+    ),
+    "eps": (
+        lambda w: w.all_reduce_add_rms_norm(ones(), ones(), ones()[0], eps=1e-6, weight_bias=0.0),
+        lambda w: w.all_reduce_add_rms_norm(ones(), ones(), ones()[0], eps=1e-5, weight_bias=0.0),
+        "eps 9.99999997e-07",
+        "eps 9.99999975e-06",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.parametrize("case", CALLS)
+def test_different_calls_are_an_error_on_every_rank_that_names_both(case: str, odd: int) -> None:
+    usual, other, usual_text, other_text = CALLS[case]
+
+    def work(workspace: Any, rank: int) -> Any:
+        workspace.all_reduce(ones())
+        with pytest.raises(ArgumentError) as caught:
+            (other if rank == odd else usual)(workspace)
+        return str(caught.value), then_closed(workspace)
+
+    for outcome in outcomes_of(3, work):
+        assert outcome.error is None, outcome.trace
+        text, later = outcome.value
+        assert "tp[0,1,2]: call 2:" in text
+        assert f"world rank {odd} came with" in text
+        assert usual_text in text
+        assert other_text in text
+        assert text in later
+
+
+def test_different_calls_are_told_while_a_third_rank_is_absent() -> None:
+    def work(workspace: Any, rank: int) -> str:
+        if rank == 1:
+            with pytest.raises(ArgumentError) as caught:
+                time.sleep(1.0)  # the others meet without this rank
+                workspace.all_reduce(ones(2))
+            return str(caught.value)
+        with pytest.raises(ArgumentError) as caught:
+            workspace.all_reduce(ones(2 + rank))
+        return str(caught.value)
+
+    texts = [o.value for o in outcomes_of(3, work)]
+    assert "world rank 0 came with all_reduce, 2 tokens" in texts[0]
+    assert "world rank 2 came with all_reduce, 4 tokens" in texts[0]
+    assert texts[1:] == [texts[0]] * 2
+
+
+def test_a_refused_call_leaves_the_workspace_good() -> None:
+    def work(workspace: Any, rank: int) -> float:
+        with pytest.raises(CapacityError, match="65 tokens asked, prepared for at most 64"):
+            workspace.all_reduce(ones(65))
+        with pytest.raises(ArgumentError, match="not contiguous"):
+            workspace.all_reduce(ones(4)[::2])
+        return float(workspace.all_reduce(ones())[0, 0])
+
+    assert [o.value for o in outcomes_of(2, work)] == [2.0, 2.0]
+
+
+def test_a_peer_that_closes_is_named_at_once() -> None:
+    def work(workspace: Any, rank: int) -> str:
+        workspace.all_reduce(ones())
+        if rank == 1:
+            workspace.close()
+            workspace.close()
+            assert "closed" in then_closed(workspace)
+            return ""
+        with pytest.raises(ClosedError) as caught:
+            workspace.all_reduce(ones())
+        return str(caught.value)
+
+    text = outcomes_of(2, work)[0].value
+    assert text == "tp[0,1]: world rank 1 closed its workspace before call 2; rebuild the group"
+
+
+def test_a_second_thread_is_refused_while_the_first_waits() -> None:
+    def work(workspace: Any, rank: int) -> Any:
+        if rank == 1:
+            time.sleep(1.0)
+            return float(workspace.all_reduce(ones())[0, 0])
+        seen: list[Any] = []
+        thread = threading.Thread(target=lambda: seen.append(float(workspace.all_reduce(ones())[0, 0])))
+        thread.start()
+        time.sleep(0.3)
+        with pytest.raises(ArgumentError, match="another thread is inside a call"):
+            workspace.all_reduce(ones())
+        thread.join()
+        return seen
+
+    assert [o.value for o in outcomes_of(2, work)] == [[2.0], 2.0]
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("/dev/shm/wbk-")
+
+
+def open_files() -> int:
+    """Descriptors of segments and of watched processes; gloo opens and closes its own meanwhile."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("wbk-" in link or "pidfd" in link for link in links)
+
+
+def test_close_gives_everything_back_and_tensors_stay_readable() -> None:
+    def rank_main(rank: int) -> tuple[int, int]:
+        with channels((0, 1)) as [channel]:
+            workspace = shm.bind(channel, request(HIDDEN))
+            assert mappings() == 2
+            assert open_files() == 4  # the own lock, two mappings, the peer's process
+            kept = workspace.empty((2, HIDDEN), torch.bfloat16)
+            kept.fill_(7.0)
+            workspace.all_reduce(kept)
+            channel.gather(None)
+            workspace.close()
+            del workspace
+            gc.collect()
+            assert kept.unique().tolist() == [7.0]
+            kept.fill_(8.0)
+            held = mappings()
+            del kept
+            gc.collect()
+            assert open_files() == 0
+            return held, mappings()
+
+    assert run_ranks(2, rank_main) == [(1, 0)] * 2
+
+
+def test_empty_gives_blocks_that_return_when_unused() -> None:
+    def work(workspace: Any, rank: int) -> None:
+        full = (64, HIDDEN)
+        first = workspace.empty(full, torch.bfloat16)
+        second = workspace.empty(full, torch.bfloat16)
+        assert first.data_ptr() % 64 == second.data_ptr() % 64 == 0
+        first.fill_(1.0)
+        second.fill_(2.0)
+        assert first.unique().tolist() == [1.0]
+        with pytest.raises(CapacityError, match=r"917504 bytes asked .* 1835008 of 1839104 bytes in use"):
+            workspace.empty(full, torch.bfloat16)
+        view = first[3]
+        del first
+        with pytest.raises(CapacityError):  # a view keeps the block
+            workspace.empty(full, torch.bfloat16)
+        del view
+        again = workspace.empty(full, torch.bfloat16)
+        assert workspace.empty((0, HIDDEN), torch.bfloat16).shape == (0, HIDDEN)
+        assert workspace.empty((), torch.bfloat16).shape == ()
+        again.fill_(3.0)
+        assert second.unique().tolist() == [2.0]
+        small = [workspace.empty((1, 5), torch.bfloat16) for _ in range(4)]
+        del second
+        del small[1]
+        assert workspace.empty((1, 5), torch.bfloat16).data_ptr() < small[2].data_ptr()
+
+    assert [o.error for o in outcomes_of(2, work)] == [None, None]
+
+
+def test_a_group_of_one_allocates_nothing() -> None:
+    class Alone:
+        key = GroupKey("tp", (3,))
+        world_rank = 3
+        timeout_s = 1.0
+
+    before = mappings()
+    workspace = shm.bind(Alone(), request(HIDDEN))  # type: ignore[arg-type]
+    assert workspace.size_bytes == 0
+    assert mappings() == before
+    assert workspace.all_reduce(ones(2)).unique().tolist() == [1.0]
+    workspace.close()
+    with pytest.raises(ClosedError):
+        workspace.all_reduce(ones())
+
+
+def small_shm() -> None:
+    """Give this process a /dev/shm of 1 MiB of its own. Needs root."""
+    os.setsid()
+    libc_unshare(0x00020000)  # CLONE_NEWNS
+    for command in (["mount", "--make-rprivate", "/"], ["mount", "-t", "tmpfs", "-o", "size=1M", "none", "/dev/shm"]):
+        subprocess.run(command, check=True)
+
+
+def libc_unshare(flags: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def may_mount() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="a small /dev/shm needs the right to mount")
+@pytest.mark.parametrize("poor", [(0, 1, 2), (1,)], ids=["all", "one"])
+def test_a_full_dev_shm_is_the_same_error_on_every_rank_and_leaves_nothing(poor: tuple[int, ...]) -> None:
+    def rank_main(rank: int) -> tuple[str, list[str], int]:
+        if rank in poor:
+            small_shm()
+        with channels((0, 1, 2)) as [channel]:
+            if rank in poor:
+                verdict = shm.probe(request(HIDDEN, max_tokens=512), channel.key)
+                assert not verdict.ok
+                assert "/dev/shm has 1048576 bytes free" in verdict.reason
+            with pytest.raises(ResourceError) as caught:
+                shm.bind(channel, request(HIDDEN, max_tokens=32))
+            gc.collect()
+            return str(caught.value), named_segments(), mappings()
+
+    ended = run_ranks(3, rank_main)
+    text = ended[0][0]
+    assert f"tp[0,1,2]: shared memory failed; world rank {poor[0]}: /dev/shm cannot hold a segment" in text
+    assert "needed 1843200 bytes, free 1048576 bytes (No space left on device)" in text
+    assert text.count("world rank") == len(poor)
+    assert ended == [(text, [], 0)] * 3
+
+
+@pytest.mark.skipif(not may_mount(), reason="another /dev/shm needs the right to mount")
+def test_ranks_with_different_dev_shm_are_refused_alike() -> None:
+    def rank_main(rank: int) -> str:
+        if rank == 1:
+            os.setsid()
+            libc_unshare(0x00020000)
+            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/shm"], check=True)
+        with channels((0, 1)) as [channel]:
+            with pytest.raises(ResourceError) as caught:
+                shm.bind(channel, request(HIDDEN))
+            return str(caught.value)
+
+    texts = run_ranks(2, rank_main)
+    assert texts[0] == texts[1]
+    assert "world ranks 0 and 1 differ in host, process namespace and /dev/shm" in texts[0]
+
+
+def test_a_rank_that_cannot_map_its_peer_fails_all_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1's peer segment is replaced by one open to others before it is mapped."""
+    real = segments.map_segment
+
+    def rank_main(rank: int) -> tuple[str, list[str]]:
+        if rank == 1:
+
+            def spoiled(name: str, size_bytes: int) -> Any:
+                os.chmod(f"/dev/shm/{name}", 0o644)
+                return real(name, size_bytes)
+
+            monkeypatch.setattr(shm, "map_segment", spoiled)
+        with channels((0, 1)) as [channel]:
+            with pytest.raises(ResourceError) as caught:
+                shm.bind(channel, request(HIDDEN))
+            channel.gather(None)
+            return str(caught.value), named_segments()
+
+    ended = run_ranks(2, rank_main)
+    assert ended[0] == ended[1]
+    assert "mapping the peers' shared memory failed; world rank 1: segment wbk-" in ended[0][0]
+    assert "mode -rw-r--r--" in ended[0][0]
+    assert ended[0][1] == []
+
+
+def test_probe_says_why_not() -> None:
+    assert shm.probe(request(HIDDEN), GroupKey("tp", (0, 1))).ok
+    assert "17 ranks" in shm.probe(request(HIDDEN), GroupKey("tp", tuple(range(17)))).reason
+    assert "torch.float64" in shm.probe(request(HIDDEN, torch.float64), GroupKey("tp", (0, 1))).reason
