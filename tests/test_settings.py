@@ -21,11 +21,12 @@ def test_every_variable_is_read() -> None:
     env = {
         "WORKBENCH_DEVICE": "cpu",
         "WORKBENCH_FUSION": "0",
+        "WORKBENCH_CHECK": "1",
         "WORKBENCH_TIMEOUT_S": "2.5",
         "WORKBENCH_TRACE_DIR": "/tmp/t",
     }
     assert env.keys() == VARIABLES.keys()
-    assert Settings.read(env) == Settings(device="cpu", fusion=False, timeout_s=2.5, trace_dir="/tmp/t")
+    assert Settings.read(env) == Settings(device="cpu", fusion=False, check=True, timeout_s=2.5, trace_dir="/tmp/t")
 
 
 @pytest.mark.parametrize(

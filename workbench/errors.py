@@ -18,6 +18,10 @@ class ArgumentError(WorkbenchError, ValueError):
     """A call's arguments (shape, dtype, hidden size, kind) do not fit what was prepared."""
 
 
+class PartialError(WorkbenchError, ValueError):
+    """A tensor that still owes a sum was used as if it did not, or was reduced over another group or twice."""
+
+
 class CapacityError(WorkbenchError, ValueError):
     """More tokens than the prepared workspace holds."""
 
@@ -32,6 +36,10 @@ class ResourceError(WorkbenchError, RuntimeError):
 
 class PlanMismatchError(WorkbenchError, RuntimeError):
     """Ranks came with different maps, settings or plans."""
+
+
+class MismatchError(WorkbenchError, ValueError):
+    """Members of a group came to one call with different arguments. Raised alike on every member, by check mode."""
 
 
 class DeadlineError(WorkbenchError, TimeoutError):

@@ -11,6 +11,7 @@ from workbench.errors import ArgumentError
 VARIABLES = {
     "WORKBENCH_DEVICE": "cpu or cuda; default: cuda where torch finds a GPU for every rank, else cpu",
     "WORKBENCH_FUSION": "0 switches the fused kernels off; every call then reduces, adds and normalises in turn",
+    "WORKBENCH_CHECK": "1 compares every call's arguments across its group before it runs: slow, for finding mistakes",
     "WORKBENCH_TIMEOUT_S": "seconds that any wait on another rank may take; default 60",
     "WORKBENCH_TRACE_DIR": "directory that receives one trace file a rank; default: no trace",
 }
@@ -22,6 +23,7 @@ class Settings:
 
     device: str | None = None
     fusion: bool = True
+    check: bool = False
     timeout_s: float = 60.0
     trace_dir: str | None = None
 
@@ -34,7 +36,8 @@ class Settings:
             raise ArgumentError(f"WORKBENCH_DEVICE={device!r}; allowed: cpu, cuda, or unset")
         return cls(
             device=device,
-            fusion=_switch(env, "WORKBENCH_FUSION"),
+            fusion=_switch(env, "WORKBENCH_FUSION", "1"),
+            check=_switch(env, "WORKBENCH_CHECK", "0"),
             timeout_s=_seconds(env, "WORKBENCH_TIMEOUT_S", 60.0),
             trace_dir=env.get("WORKBENCH_TRACE_DIR") or None,
         )
@@ -47,8 +50,8 @@ def check_timeout(timeout_s: object, name: str = "timeout_s") -> float:
     return float(timeout_s)
 
 
-def _switch(env: Mapping[str, str], name: str) -> bool:
-    value = env.get(name, "1")
+def _switch(env: Mapping[str, str], name: str, default: str) -> bool:
+    value = env.get(name, default)
     if value not in ("0", "1"):
         raise ArgumentError(f"{name}={value!r}; allowed: 0 or 1")
     return value == "1"

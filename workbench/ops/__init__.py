@@ -2,6 +2,7 @@
 
 from workbench.ops.checks import Limits, check_arguments, check_empty
 from workbench.ops.fused import ALL, DTYPES, FusedOutput, Op, Rounding
+from workbench.ops.partial import Partial, ReduceOver
 from workbench.ops.reference import (
     add_rms_norm,
     reference_all_reduce,
@@ -16,6 +17,8 @@ __all__ = [
     "FusedOutput",
     "Limits",
     "Op",
+    "Partial",
+    "ReduceOver",
     "Rounding",
     "add_rms_norm",
     "check_arguments",

@@ -2,6 +2,7 @@
 
 from workbench.ranks.group_map import SYSTEMS, GroupMap
 from workbench.ranks.key import GroupKey
+from workbench.ranks.product import product_group
 from workbench.ranks.sizes import MAX_WORLD_SIZE
 
-__all__ = ["MAX_WORLD_SIZE", "SYSTEMS", "GroupKey", "GroupMap"]
+__all__ = ["MAX_WORLD_SIZE", "SYSTEMS", "GroupKey", "GroupMap", "product_group"]

@@ -49,7 +49,8 @@ def _parse_lists(kind: str, given: object, limit: int) -> RankLists:
         for rank in ranks:
             if not is_whole(rank) or not 0 <= rank < limit:
                 raise LayoutError(
-                    f"group {place} of kind {kind!r} holds world rank {show(rank)}; allowed: whole numbers 0..{limit - 1}"
+                    f"group {place} of kind {kind!r} holds world rank {show(rank)}; "
+                    f"allowed: whole numbers 0..{limit - 1}"
                 )
             if rank in home:
                 raise LayoutError(

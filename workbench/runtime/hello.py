@@ -25,6 +25,7 @@ def exchange_hello(
     world_size: int,
     device: str,
     fusion: bool,
+    check: bool,
     problem: str | None,
     timeout_s: float,
 ) -> dict[int, Member]:
@@ -46,6 +47,7 @@ def exchange_hello(
         "device": device,
         "gpu": str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None,
         "fusion": fusion,
+        "check": check,
         "torch": torch.__version__,
         "problem": problem,
     }
@@ -64,7 +66,8 @@ def exchange_hello(
     _compare(hellos, "group maps", lambda h: f"{h['map']} ({h['map_text']})", "build the same GroupMap on every rank")
     if group_map.local_numbering:
         raise LayoutError(
-            f"kinds {', '.join(group_map.local_numbering)} of this {group_map.system} map count ranks inside one engine; "
+            f"kinds {', '.join(group_map.local_numbering)} of this {group_map.system} map count ranks inside one "
+            f"engine; "
             f"a Session needs world ranks: build the map without elastic_ep"
         )
     if group_map.world_size != world_size:
@@ -74,6 +77,7 @@ def exchange_hello(
         )
     _compare(hellos, "devices", lambda h: str(h["device"]), "pass the same device= or set WORKBENCH_DEVICE alike")
     _compare(hellos, "fusion switches", lambda h: str(h["fusion"]), "set WORKBENCH_FUSION alike on every rank")
+    _compare(hellos, "check modes", lambda h: str(h["check"]), "set WORKBENCH_CHECK alike on every rank")
     _compare(hellos, "torch versions", lambda h: str(h["torch"]), "install the same torch on every rank")
     _refuse_shared_gpus(hellos)
     return {

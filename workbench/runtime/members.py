@@ -45,6 +45,11 @@ def ranks_text(world_ranks: Sequence[int]) -> str:
     return f"world rank{'s' if len(world_ranks) != 1 else ''} {shown}"
 
 
+def tell_over_store(store: dist.Store, prefix: str, *, world_rank: int, value: Any) -> None:
+    """Leave this rank's JSON value for those that gather under `prefix`. Local: waits for nobody."""
+    store.set(f"{prefix}/{world_rank}", json.dumps(value))
+
+
 def gather_over_store(
     store: dist.Store, prefix: str, *, world_rank: int, world_size: int, value: Any, timeout_s: float, what: str
 ) -> list[Any]:
@@ -52,7 +57,7 @@ def gather_over_store(
 
     Collective: all ranks of the store's world.   Raises: DeadlineError that names the ranks which wrote nothing.
     """
-    store.set(f"{prefix}/{world_rank}", json.dumps(value))
+    tell_over_store(store, prefix, world_rank=world_rank, value=value)
     keys = [f"{prefix}/{r}" for r in range(world_size)]
 
     def missing() -> tuple[int, ...]:

@@ -92,7 +92,7 @@ def start_generation(number: int) -> None:
     """Leave every group of this process, whatever state it is in, and let those made from now on be of `number`.
 
     For a job whose ranks stand in different places after a failure: a new number that all ranks are given brings them
-    together again in the same processes. Groups with a call that never ends are kept, since their destructor would wait.
+    together again in the same processes. Groups with a call that never ends are kept: their destructor would wait.
     Local; every rank of the job calls it before any of them makes a group.
     """
     global _generation, _default_groups, _sessions

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import ModuleType
 from typing import Any
 
 from workbench.backends.base import Request, Verdict
-from workbench.errors import ArgumentError, PlanMismatchError, ResourceError, WorkbenchError
+from workbench.errors import ArgumentError, CaptureError, PlanMismatchError, ResourceError, WorkbenchError
 from workbench.plan import CANDIDATES, FUSED, Candidate, Plan, Standing, decide_backend
+from workbench.runtime.frozen import FrozenWorkspace
 from workbench.runtime.members import ranks_text
+from workbench.runtime.requests import MAX_TOKENS
 from workbench.runtime.subgroup import BoundGroup, Prepared
 
 
@@ -28,6 +30,11 @@ def bind_workspace(
     existing = group.prepared.get((request.dtype, request.hidden))
     if existing is not None and _covers(existing, request, backend):
         return existing.plan
+    if group.frozen:
+        raise CaptureError(
+            f"{group.key}: the session is frozen, so no workspace is made or grown: {_text(request)} asked; prepare it "
+            f"before freeze(), or let the calls take the fallback"
+        )
     names = CANDIDATES["alone" if group.key.size == 1 else device]
     if backend is not None and group.key.size > 1:
         names = tuple(n for n in names if n == backend)
@@ -116,3 +123,13 @@ def _text(request: Request) -> str:
     ops = "+".join(sorted(op.value for op in request.ops))
     fields = asdict(request) | {"ops": ops, "dtype": str(request.dtype), "rounding": request.rounding.value}
     return " ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def freeze_group(group: BoundGroup, *, device: str) -> None:
+    """Wrap every workspace so that it never grows: bigger calls take the fallback. Collective over the group."""
+    group.frozen = True
+    last = CANDIDATES["alone" if group.key.size == 1 else device][-1]
+    for prepared in group.prepared.values():
+        request = replace(prepared.workspace.request, max_tokens=MAX_TOKENS)
+        fallback = _backend(last).bind(group.channel, request)
+        prepared.workspace = FrozenWorkspace(prepared.workspace, fallback, group.lane, str(group.key))

@@ -8,37 +8,40 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Request, Workspace
+from workbench.backends.base import Workspace
 from workbench.errors import (
     ArgumentError,
     CapacityError,
+    CaptureError,
     ClosedError,
     LayoutError,
+    MismatchError,
+    PartialError,
     PlanMismatchError,
     ResourceError,
     UnsupportedPlatformError,
     WorkbenchError,
 )
-from workbench.ops import ALL, DTYPES, FusedOutput, Op, Rounding
+from workbench.ops import ALL, DTYPES, FusedOutput, Op, Partial, ReduceOver, Rounding
 from workbench.plan import Plan
-from workbench.ranks import GroupKey, GroupMap
+from workbench.ranks import GroupKey, GroupMap, product_group
+from workbench.runtime.capture import Capture, CapturingWorkspace, compare_captures
+from workbench.runtime.checked import CheckedWorkspace, compare_calls
 from workbench.runtime.devices import choose_device
 from workbench.runtime.hello import exchange_hello
+from workbench.runtime.members import gather_over_store, tell_over_store
 from workbench.runtime.process_group import TorchGroups, init_default_group, make_groups, next_session_store
-from workbench.runtime.selection import bind_workspace
-from workbench.runtime.subgroup import BoundGroup, bind_group
+from workbench.runtime.requests import make_request, unprepared_error
+from workbench.runtime.selection import bind_workspace, freeze_group
+from workbench.runtime.subgroup import BoundGroup, bind_group, own_groups
 from workbench.settings import Settings, check_timeout
 from workbench.trace import Recorder
-
-MAX_HIDDEN = 1 << 20
-MAX_TOKENS = 1 << 24
 
 
 class Session:
@@ -53,6 +56,8 @@ class Session:
     device: "cpu" or "cuda"; default: WORKBENCH_DEVICE, else cuda if every local rank has a GPU.
     timeout_s: how long any wait on another rank may take; default: WORKBENCH_TIMEOUT_S, else 60.
     trace_dir: directory for one trace file a rank; default: WORKBENCH_TRACE_DIR, else no trace.
+    check: compare every call's arguments across its group before it runs (MismatchError on every member); slow.
+        Default: WORKBENCH_CHECK, else off.
     Collective: every rank of the map opens and closes its session, in the same order as its other sessions.
     Raises: LayoutError if the map does not fit the world; PlanMismatchError if ranks came with different maps or
     settings; DeadlineError naming ranks that did not come. All before the first group is made, alike on every rank.
@@ -65,6 +70,7 @@ class Session:
         device: str | None = None,
         timeout_s: float | None = None,
         trace_dir: str | None = None,
+        check: bool | None = None,
         settings: Settings | None = None,
     ) -> None:
         if sys.platform != "linux":
@@ -74,8 +80,13 @@ class Session:
         self.timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self.device, problem = _choose_device(device, settings)
         self._fusion = settings.fusion
+        self._check = settings.check if check is None else check
         self._groups: dict[tuple[int, ...], BoundGroup] = {}
         self._ready: dict[tuple[str, torch.dtype, int], tuple[BoundGroup, Workspace]] = {}
+        self._owed: dict[ReduceOver, str] = {}
+        self._captures: list[Capture] = []
+        self._capturing: Capture | None = None
+        self._meetings = 0
         self._broken = False
         self._open = True
         self._generation = 0
@@ -93,17 +104,18 @@ class Session:
     def rebuild(self) -> None:
         """Make groups, channels and prepared workspaces anew in the same processes, after a failure or an interrupt.
 
-        What was prepared is prepared again, with the same arguments and on the same path. Tensors that earlier calls gave
-        stay what they are; those from `empty` are plain memory from now on. Takes no notice of what broke the session.
+        What was prepared is prepared again, with the same arguments and on the same path. Tensors that earlier calls
+        gave stay what they are; those from `empty` are plain memory from now on. What broke it is forgotten.
         Collective: every rank of the map, none of them inside another call.
         Raises: as opening a session; as prepare. ClosedError if it is closed.
         """
-        self._check_open()
+        self._enter("rebuild")
         again = [
             (bound.key.kind, prepared.workspace.request, prepared.workspace.backend)
             for bound in self._groups.values()
             for prepared in bound.prepared.values()
         ]
+        self._drop_captures()
         self._broken = True  # so that nobody is waited for
         for group in reversed(self._groups.values()):
             group.close()
@@ -133,7 +145,7 @@ class Session:
             if init_default_group(self.device, self.timeout_s):
                 undo.callback(dist.destroy_process_group)
             self.world_rank = dist.get_rank()
-            store = next_session_store()
+            self._store = store = next_session_store()
             unwritable = None
             if not self.trace.enabled:
                 self.trace, unwritable = _open_trace(self._trace_dir, self.world_rank)
@@ -144,12 +156,13 @@ class Session:
                 world_size=dist.get_world_size(),
                 device=self.device,
                 fusion=self._fusion,
+                check=self._check,
                 problem=problem or unwritable,
                 timeout_s=self.timeout_s,
             )
             made = make_groups(self.group_map, device=self.device, timeout_s=self.timeout_s)
             undo.callback(self._leave_groups, made)
-            for own in _own_groups(self.group_map, self.world_rank):
+            for own in own_groups(self.group_map, self.world_rank):
                 self._groups[own.key.world_ranks] = bind_group(
                     own.key,
                     made.get(own.key.world_ranks),
@@ -185,67 +198,144 @@ class Session:
         Raises: ArgumentError for bad sizes; PlanMismatchError if members ask for different things; ResourceError if no
         path is left. Alike on every member.
         """
-        self._check_open()
+        self._enter("prepare")
         group = self._bound(kind)
-        request = _request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding)
+        request = make_request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding)
         with self._watched(group, "prepare"):
             plan = bind_workspace(group, request, device=self.device, fusion=self._fusion, backend=backend)
         self._ready = {k: v for k, v in self._ready.items() if v[0] is not group}
         return plan
 
-    def all_reduce(self, x: torch.Tensor, *, group: str) -> torch.Tensor:
+    def freeze(self) -> None:
+        """From now on no workspace is made, grown or replaced; a call with more tokens takes the fallback, and says so.
+
+        Collective: every rank of the map, after its last prepare. Raises CaptureError inside a capture.
+        """
+        self._enter("freeze")
+        for bound in self._groups.values():
+            with self._watched(bound, "freeze"):
+                freeze_group(bound, device=self.device)
+        self._ready.clear()
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Record this block's collectives, to be replayed: a CUDA graph, or on CPU the list of calls.
+
+        with s.capture() as c:
+            out = s.all_reduce_add_rms_norm(x, residual, weight, eps=1e-6, group="tp")
+        c.replay()                                          # fills out, from what x holds now
+
+        Nothing else collective may happen inside: prepare, freeze, rebuild, close, object exchanges and barriers raise
+        CaptureError that names the operation, before any wait.
+        Collective: every rank of the map enters and leaves together. All groups are entered, in one order.
+        Raises: CaptureError, alike on every rank, if a rank raised inside (its own error is the cause there) or if
+        members of a group captured different calls. DeadlineError naming ranks that did not come.
+        """
+        self._enter("capture")
+        capture = Capture()
+        self._meetings += 1
+        self._meet("enter", capture, None)
+        self.trace.instant("capture_enter")
+        if self.device == "cuda":
+            self._warm_up()
+        self._ready.clear()
+        self._capturing = capture
+        error: BaseException | None = None
+        try:
+            with ExitStack() as recording:
+                if self.device == "cuda":
+                    capture.graph = torch.cuda.CUDAGraph()
+                    recording.enter_context(torch.cuda.graph(capture.graph))
+                yield capture
+        except BaseException as e:
+            error = e
+        self._capturing = None
+        self._ready.clear()
+        try:
+            told = self._meet("leave", capture, error)
+            mismatch = compare_captures(told)
+        except WorkbenchError as e:
+            raise e from error
+        self.trace.instant("capture_leave", note=f"{len(capture.calls)} calls", error=str(mismatch or ""))
+        if mismatch is not None:
+            capture.close()
+            raise mismatch from error
+        capture.complete()
+        self._captures.append(capture)
+        for bound in self._groups.values():
+            bound.captured = True
+
+    def all_reduce(self, x: torch.Tensor | Partial, *, group: str | None = None) -> torch.Tensor:
         """The sum of x over the group, as a fresh tensor.
 
-        Shapes: x [tokens, hidden] of a prepared dtype and hidden size; 0 tokens is legal.
+        Shapes: x [tokens, hidden] of a prepared dtype and hidden size; 0 tokens is legal. A Partial needs no `group`.
         Numerics: fp32 sum in group_rank order, rounded once; equal bits on every member.
         Collective: every member of the group with equal shapes, in the same order as its other calls on it.
-        Raises: CapacityError, ArgumentError before any wait; DeadlineError, PeerDeadError naming world ranks.
+        Raises: CapacityError, ArgumentError, PartialError before any wait; DeadlineError and PeerDeadError, which name
+        world ranks.
         """
-        bound, workspace = self._ready.get((group, x.dtype, x.shape[-1] if x.dim() else 0)) or self._find(group, x)
+        part, kind = self._whose(x, group)
+        bound, workspace = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
+            kind, part
+        )
         token = bound.lane.begin(
-            "all_reduce", shape=x.shape, dtype=_DTYPE_NAMES[x.dtype], path=workspace.backend, reduce_op="sum"
+            "all_reduce",
+            shape=part.shape,
+            dtype=_DTYPE_NAMES[part.dtype],
+            path=workspace.backend,
+            reduce_op="sum",
+            capture=self._capturing is not None,
         )
         try:
-            out = workspace.all_reduce(x)
+            out = workspace.all_reduce(part)
         except BaseException as e:
             self._note_failure(bound, token, e)
             raise
         bound.lane.end(token)
+        if isinstance(x, Partial):
+            x.settle()
         return out
 
     def all_reduce_add_rms_norm(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | Partial,
         residual: torch.Tensor,
         weight: torch.Tensor,
         *,
         eps: float,
-        group: str,
+        group: str | None = None,
         weight_bias: float = 0.0,
     ) -> FusedOutput:
         """Sum x over the group, add the residual, and RMS-normalise each token.
 
         residual_out = sum over group of x + residual;   norm_out = residual_out / rms(residual_out) * (bias + weight)
-        Shapes: x, residual [tokens, hidden]; weight [hidden]; all of the prepared dtype. Gives fresh tensors.
+        Shapes: x, residual [tokens, hidden]; weight [hidden]; all of the prepared dtype. Gives fresh tensors. A Partial
+        needs no `group`: it is reduced over exactly what it owes.
         Numerics: fp32 sum in group_rank order + fp32(residual), one rounding (two if prepared so); the norm reads the
         rounded residual. Residual bits are equal on every member that came with an equal residual.
         Collective and Raises: as all_reduce.
         Source: own protocol (kernels_ext/README.md); pinned by tests/runtime/test_session.py.
         """
-        bound, workspace = self._ready.get((group, x.dtype, x.shape[-1] if x.dim() else 0)) or self._find(group, x)
+        part, kind = self._whose(x, group)
+        bound, workspace = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
+            kind, part
+        )
         token = bound.lane.begin(
             "all_reduce_add_rms_norm",
-            shape=x.shape,
-            dtype=_DTYPE_NAMES[x.dtype],
+            shape=part.shape,
+            dtype=_DTYPE_NAMES[part.dtype],
             path=workspace.backend,
             reduce_op="sum",
+            capture=self._capturing is not None,
         )
         try:
-            out = workspace.all_reduce_add_rms_norm(x, residual, weight, eps=eps, weight_bias=weight_bias)
+            out = workspace.all_reduce_add_rms_norm(part, residual, weight, eps=eps, weight_bias=weight_bias)
         except BaseException as e:
             self._note_failure(bound, token, e)
             raise
         bound.lane.end(token)
+        if isinstance(x, Partial):
+            x.settle()
         return out
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, group: str) -> torch.Tensor:
@@ -258,7 +348,7 @@ class Session:
         hidden = shape[-1] if shape else 0
         prepared = bound.prepared.get((dtype, hidden))
         if prepared is None:
-            raise _unprepared(bound, dtype, hidden)
+            raise unprepared_error(bound, dtype, hidden)
         return prepared.workspace.empty(tuple(shape), dtype)
 
     def broadcast_object(self, value: Any, *, group: str, group_root: int = 0) -> Any:
@@ -268,22 +358,25 @@ class Session:
         Collective: every member of the group. Raises LayoutError for a root outside the group, before any wait.
         Source: facts of flashinfer PR 3418 and SGLang PR 21249; pinned by tests/runtime/test_broadcast.py.
         """
-        self._check_open()
+        self._enter("broadcast_object")
         bound = self._bound(group)
         bound.key.world_rank(group_root)
+        if self._check:
+            with self._watched(bound, "check"):
+                compare_calls(bound.channel, f"broadcast_object from group root {group_root}")
         with self._watched(bound, "broadcast_object", group_root):
             return bound.channel.broadcast_object(value, group_root=group_root)
 
     def barrier(self, *, group: str) -> None:
         """Return once every member of the group has come. Collective; over gloo; raises as broadcast_object."""
-        self._check_open()
+        self._enter("barrier")
         bound = self._bound(group)
         with self._watched(bound, "barrier"):
             bound.channel.barrier()
 
     def gather_object(self, value: Any, *, group: str) -> list[Any]:
         """Every member's JSON-able value, in group_rank order. Collective; over gloo; raises as broadcast_object."""
-        self._check_open()
+        self._enter("gather_object")
         bound = self._bound(group)
         with self._watched(bound, "gather_object"):
             return bound.channel.gather(value)
@@ -312,8 +405,11 @@ class Session:
         """
         if not self._open:
             return
+        if self._capturing is not None:
+            raise CaptureError("close inside a capture; leave the `with s.capture()` block first, on every rank")
         self._open = False
         self._ready.clear()
+        self._drop_captures()
         self.trace.instant("session_close", note="after a failure" if self._broken else "")
         try:
             for group in self._groups.values():
@@ -342,6 +438,67 @@ class Session:
         if not self._open:
             raise ClosedError("this session is closed; open a new one on every rank")
 
+    def _enter(self, op: str) -> None:
+        """Before anything collective but the fused calls: the session is open and nothing is being captured."""
+        self._check_open()
+        streaming = self.device == "cuda" and torch.cuda.is_current_stream_capturing()
+        if self._capturing is not None or streaming:
+            raise CaptureError(
+                f"{op} on world rank {self.world_rank} while a capture is on; it waits for other ranks or moves "
+                f"memory, so do it before the capture, on every rank"
+            )
+
+    def _whose(self, x: torch.Tensor | Partial, group: str | None) -> tuple[torch.Tensor, str]:
+        """The tensor to reduce and the kind to reduce it over."""
+        if not isinstance(x, Partial):
+            if group is None:
+                raise ArgumentError("a plain tensor needs group=KIND; only a Partial says itself over what it is owed")
+            return x, group
+        kind = self._owed.get(x.owed)
+        if kind is None:
+            self._owed[x.owed] = kind = product_group(self.group_map, x.owed.kinds, self.world_rank).kind
+        if group is not None and self.group(group).world_ranks != self.group(kind).world_ranks:
+            raise PartialError(
+                f"{x!r} owes a sum over {self.group(kind)}, but group={group!r} is {self.group(group)}; leave group out"
+            )
+        return x.unreduced(), kind
+
+    def _meet(self, when: str, capture: Capture, error: BaseException | None) -> list[dict[str, Any]]:
+        """What every rank has captured so far, or that it failed. Collective over all ranks, over the store.
+
+        A rank that is interrupted tells the others and waits for none.
+        """
+        prefix = f"capture{self._meetings}/{when}"
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        value = {"error": text, "groups": capture.summary()}
+        if error is not None and not isinstance(error, Exception):
+            tell_over_store(self._store, prefix, world_rank=self.world_rank, value=value)
+            raise error
+        try:
+            return gather_over_store(
+                self._store,
+                prefix,
+                world_rank=self.world_rank,
+                world_size=self.group_map.world_size,
+                value=value,
+                timeout_s=self.timeout_s,
+                what=f"{when} a capture",
+            )
+        except WorkbenchError:
+            self._broken = True
+            raise
+
+    def _warm_up(self) -> None:
+        """Let NCCL connect every group, in one order: it must not do so while a stream is being captured."""
+        for bound in self._groups.values():
+            if bound.channel.data_group is not None:
+                dist.all_reduce(torch.zeros(1, device="cuda"), group=bound.channel.data_group)
+        torch.cuda.synchronize()
+
+    def _drop_captures(self) -> None:
+        while self._captures:
+            self._captures.pop().close()
+
     def _bound(self, kind: str) -> BoundGroup:
         return self._groups[self.group(kind).world_ranks]
 
@@ -352,8 +509,13 @@ class Session:
         hidden = x.shape[-1] if x.dim() else 0
         prepared = bound.prepared.get((x.dtype, hidden))
         if prepared is None:
-            raise _unprepared(bound, x.dtype, hidden)
-        self._ready[kind, x.dtype, hidden] = found = (bound, prepared.workspace)
+            raise unprepared_error(bound, x.dtype, hidden)
+        workspace = prepared.workspace
+        if self._check:
+            workspace = CheckedWorkspace(workspace, bound.channel)
+        if self._capturing is not None:
+            workspace = CapturingWorkspace(prepared.workspace, self._capturing, str(bound.key))
+        self._ready[kind, x.dtype, hidden] = found = (bound, workspace)
         return found
 
     @contextmanager
@@ -370,7 +532,7 @@ class Session:
     def _note_failure(self, bound: BoundGroup, token: Any, error: BaseException) -> None:
         """Errors that are alike on every member before any wait leave the session usable; others end it."""
         bound.lane.end(token, error=f"{type(error).__name__}: {error}")
-        if not isinstance(error, (ArgumentError, CapacityError, LayoutError, PlanMismatchError, ResourceError)):
+        if not isinstance(error, _HARMLESS):
             self._broken = True
 
     def _leave_groups(self, made: dict[tuple[int, ...], TorchGroups]) -> None:
@@ -381,6 +543,16 @@ class Session:
                 groups.destroy()
 
 
+_HARMLESS = (
+    ArgumentError,
+    CapacityError,
+    CaptureError,
+    LayoutError,
+    MismatchError,
+    PartialError,
+    PlanMismatchError,
+    ResourceError,
+)
 _DTYPE_NAMES = defaultdict(lambda: "other", {d: str(d).removeprefix("torch.") for d in DTYPES})
 
 
@@ -400,52 +572,3 @@ def _open_trace(directory: str | None, world_rank: int) -> tuple[Recorder, str |
         return Recorder.open(directory, world_rank), None
     except (OSError, WorkbenchError) as e:
         return Recorder.off(), f"no trace can be written to {directory}: {e}"
-
-
-def _request(*, hidden: Any, dtype: Any, max_tokens: Any, ops: Any, rounding: Any) -> Request | ArgumentError:
-    """The request, or the error to be voted: a bad argument on one rank must be every member's error."""
-    try:
-        for name, value, limit in (("hidden", hidden, MAX_HIDDEN), ("max_tokens", max_tokens, MAX_TOKENS)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                return ArgumentError(f"{name}={value!r}; allowed: a whole number from 1 to {limit}")
-        if dtype not in DTYPES:
-            names = ", ".join(str(d) for d in DTYPES)
-            return ArgumentError(f"dtype={dtype!r}; allowed: {names}")
-        chosen = frozenset(ops)
-        if not chosen or not all(isinstance(op, Op) for op in chosen):
-            return ArgumentError(f"ops={ops!r}; allowed: members of workbench.ops.Op, at least one")
-        return Request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=chosen, rounding=Rounding(rounding))
-    except (TypeError, ValueError) as e:
-        return ArgumentError(f"ops={ops!r} rounding={rounding!r}: {e}; allowed: sets of Op; 'once' or 'twice'")
-
-
-def _unprepared(bound: BoundGroup, dtype: torch.dtype, hidden: int) -> ArgumentError:
-    have = ", ".join(f"{str(d).removeprefix('torch.')} hidden {h}" for d, h in bound.prepared) or "nothing"
-    return ArgumentError(
-        f"{bound.key}: {str(dtype).removeprefix('torch.')} hidden {hidden} is not prepared (prepared: {have}); call "
-        f"prepare({bound.key.kind!r}, hidden={hidden}, dtype={dtype}, max_tokens=...) on every member first"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """One distinct group that holds this rank: its key, all its kinds as text, its place in the order of creation."""
-
-    key: GroupKey
-    kinds: str
-    ordinal: int
-
-
-def _own_groups(group_map: GroupMap, world_rank: int) -> list[_Own]:
-    """The distinct groups that hold `world_rank`, in creation order. Kinds with equal lists are one group here, which
-    goes by the first of them that is not the world and is labelled with all ("attn_cp=moe_ep").
-    """
-    kinds: dict[tuple[int, ...], list[str]] = {}
-    for kind, lists in group_map.groups.items():
-        for ranks in lists:
-            kinds.setdefault(ranks, []).append(kind)
-    return [
-        _Own(GroupKey(next((n for n in names if n != "world"), "world"), ranks), "=".join(names), ordinal)
-        for ordinal, (ranks, names) in enumerate(kinds.items())
-        if world_rank in ranks
-    ]

@@ -1,0 +1,179 @@
+"""Capture: a step's collectives recorded once and replayed, with the rules that keep ranks together.
+
+On CUDA it is a CUDA graph; on CPU the list of calls, under the same rules. Ranks compare what they captured before any
+of them may go on, so that one rank's exception or one rank's missing call is every rank's error within seconds, where
+upstream an exchange at the end of the capture hangs (facts: SGLang 11275; vLLM 28334).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.backends.base import Workspace
+from workbench.errors import CaptureError, ClosedError
+from workbench.ops import FusedOutput
+
+_SHOWN = 64  # calls of a group told to the other ranks in full; of more, the digest still tells that they differ
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """One collective of a capture. `run` does it again and fills what the capture gave out; None in a CUDA graph."""
+
+    group: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    run: Callable[[], None] | None
+
+    def fingerprint(self) -> str:
+        """What must be equal on every member of the group."""
+        return f"{self.op} {'x'.join(map(str, self.shape))} {self.dtype} on {self.path}"
+
+
+class Capture:
+    """What `Session.capture()` gives. Replay it after the block has ended; its tensors stay alive with it."""
+
+    def __init__(self) -> None:
+        self.calls: list[CapturedCall] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.kept: list[object] = []
+        self._state = "open"
+
+    def replay(self) -> None:
+        """Run what was captured, on what its inputs hold now; results are in the tensors that the capture gave out.
+
+        Collective: every rank of the session, equally often.
+        Raises: CaptureError inside the block or after a failed capture; ClosedError once the session is closed.
+        """
+        if self._state == "closed":
+            raise ClosedError("this capture failed, or its session is closed or rebuilt; capture again")
+        if self._state != "complete":
+            raise CaptureError("replay before the capture was complete on every rank; replay after the `with` block")
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        for call in self.calls:
+            assert call.run is not None
+            call.run()
+
+    def summary(self) -> dict[str, Any]:
+        """Count and fingerprint of the calls on each group, for comparing across ranks."""
+        by_group: dict[str, list[str]] = {}
+        for call in self.calls:
+            by_group.setdefault(call.group, []).append(call.fingerprint())
+        return {
+            group: {
+                "count": len(texts),
+                "digest": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+                "calls": texts[:_SHOWN],
+            }
+            for group, texts in by_group.items()
+        }
+
+    def complete(self) -> None:
+        """Allow replays: every rank captured the same."""
+        self._state = "complete"
+
+    def close(self) -> None:
+        """Forbid replays and let the storage go."""
+        self._state = "closed"
+        self.calls.clear()
+        self.kept.clear()
+        self.graph = None
+
+
+class CapturingWorkspace:
+    """A workspace inside a capture: on CPU its calls are written down, on CUDA they go into the graph as well."""
+
+    def __init__(self, inner: Workspace, capture: Capture, group: str) -> None:
+        self.backend = inner.backend
+        self.request = inner.request
+        self.size_bytes = inner.size_bytes
+        self._inner = inner
+        self._capture = capture
+        self._group = group
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensor that each replay fills."""
+        if self._capture.graph is not None:
+            out = self._inner.all_reduce(x)
+            self._note("all_reduce", x, None, (x, out))
+            return out
+        out = _unfilled(x)
+        self._note("all_reduce", x, lambda: _fill(out, self._inner.all_reduce(x)), ())
+        return out
+
+    def all_reduce_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_bias: float
+    ) -> FusedOutput:
+        """The tensors that each replay fills."""
+        if self._capture.graph is not None:
+            out = self._inner.all_reduce_add_rms_norm(x, residual, weight, eps=eps, weight_bias=weight_bias)
+            self._note("all_reduce_add_rms_norm", x, None, (x, residual, weight, out))
+            return out
+        out = FusedOutput(_unfilled(x), _unfilled(x))
+
+        def run() -> None:
+            found = self._inner.all_reduce_add_rms_norm(x, residual, weight, eps=eps, weight_bias=weight_bias)
+            _fill(out.norm, found.norm)
+            _fill(out.residual, found.residual)
+
+        self._note("all_reduce_add_rms_norm", x, run, ())
+        return out
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the workspace, as outside."""
+        return self._inner.empty(shape, dtype)
+
+    def close(self) -> None:
+        """The workspace belongs to the session."""
+
+    def _note(self, op: str, x: torch.Tensor, run: Callable[[], None] | None, kept: tuple[object, ...]) -> None:
+        dtype = str(x.dtype).removeprefix("torch.")
+        self._capture.calls.append(CapturedCall(self._group, op, tuple(x.shape), dtype, self.backend, run))
+        self._capture.kept += kept
+
+
+def compare_captures(told: list[dict[str, Any]]) -> CaptureError | None:
+    """The error that the ranks' summaries amount to, or None. Pure: equal input, equal text on every rank.
+
+    told[r] = {"error": text or None, "groups": Capture.summary()}, in world-rank order. First cause first: an exception
+    on some rank, then different counts, then different calls.
+    """
+    for r, rank in enumerate(told):
+        if rank["error"]:
+            return CaptureError(f"the capture failed on world rank {r}: {rank['error']}; no rank may replay")
+    for group in sorted({g for rank in told for g in rank["groups"]}):
+        members = [int(m) for m in group[group.index("[") + 1 : -1].split(",")]
+        seen = {m: told[m]["groups"].get(group, {"count": 0, "digest": "", "calls": []}) for m in members}
+        counts = {m: s["count"] for m, s in seen.items()}
+        if len(set(counts.values())) > 1:
+            story = ", ".join(f"world rank {m}: {c}" for m, c in counts.items())
+            return CaptureError(f"{group}: members captured different numbers of calls ({story}); no rank may replay")
+        first = members[0]
+        for m in members:
+            if seen[m]["digest"] != seen[first]["digest"]:
+                place = next(
+                    (i for i, (a, b) in enumerate(zip(seen[first]["calls"], seen[m]["calls"], strict=False)) if a != b),
+                    64,
+                )
+                pair = [(w, seen[w]["calls"][place] if place < _SHOWN else "a later call") for w in (first, m)]
+                story = " but ".join(f"world rank {w} captured {text}" for w, text in pair)
+                return CaptureError(f"{group}: call {place + 1}: {story}; no rank may replay")
+    return None
+
+
+def _unfilled(x: torch.Tensor) -> torch.Tensor:
+    """A tensor like x full of NaN: reading it before a replay shows."""
+    return torch.full_like(x, float("nan"))
+
+
+def _fill(out: torch.Tensor, found: torch.Tensor) -> None:
+    out.copy_(found)
