@@ -1,0 +1,29 @@
+"""Pins that the same Session runs on GPUs: bits equal to the CPU reference, and capture as a CUDA graph."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_session_on_two_gpus_gives_the_bits_of_the_cpu_and_replays_a_graph() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+        + ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "tests/cuda/body.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "26 checks on 2 GPUs" in done.stdout
