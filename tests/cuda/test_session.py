@@ -16,8 +16,11 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_session_on_two_gpus_gives_the_bits_of_the_cpu_and_replays_a_graph() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-        + ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "tests/cuda/body.py"],
+        [
+            sys.executable,
+            *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "tests/cuda/body.py"),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,

@@ -245,7 +245,8 @@ class Session:
             with ExitStack() as recording:
                 if self.device == "cuda":
                     capture.graph = torch.cuda.CUDAGraph()
-                    recording.enter_context(torch.cuda.graph(capture.graph))
+                    # thread_local: NCCL's watchdog asks after its events meanwhile, which "global" would call an error
+                    recording.enter_context(torch.cuda.graph(capture.graph, capture_error_mode="thread_local"))
                 yield capture
         except BaseException as e:
             error = e
