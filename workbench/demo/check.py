@@ -81,6 +81,26 @@ def check_group(session: Session, kind: str, *, tokens: int, hidden: int, dtype:
     )
 
 
+def check_capture(session: Session, kind: str, *, hidden: int, dtype: torch.dtype) -> bool:
+    """Capture one fused call, replay it twice on other inputs; True if both replays are exact on every member.
+
+    Collective: every rank of the session.
+    """
+    device = torch.device(session.device)
+    key = session.group(kind)
+    x = torch.zeros(1, hidden, dtype=dtype, device=device)
+    residual, weight = torch.full_like(x, 5), torch.ones(hidden, dtype=dtype, device=device)
+    with session.capture() as capture:
+        out = session.all_reduce_add_rms_norm(x, residual, weight, eps=EPS, group=kind)
+    exact = True
+    for scale in (1, 2):
+        x.fill_(scale * 2.0 ** (key.group_rank(session.world_rank) % 4))
+        capture.replay()
+        total = torch.tensor(scale * sum(2.0 ** (g % 4) for g in range(key.size)) + 5, dtype=dtype, device=device)
+        exact = exact and bool((out.residual == total).all())
+    return all(session.gather_object(exact, group=kind))
+
+
 def _whole_numbers_exact(
     session: Session, kind: str, tokens: int, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> bool:

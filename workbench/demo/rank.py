@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from workbench.demo.check import EPS, check_group, make_inputs
+from workbench.demo.check import EPS, check_capture, check_group, make_inputs
 from workbench.demo.spec import DemoSpec
 from workbench.launch import PROGRESS, die_with_parent
 from workbench.measure import Unfused, alternate
@@ -37,6 +37,11 @@ def main() -> None:
         for kind in kinds:
             results[kind] = _check(session, kind, spec)
             say(f"checked {kind}")
+        dtype = getattr(torch, spec.dtype)
+        for kind in kinds:
+            exact = check_capture(session, kind, hidden=spec.hidden, dtype=dtype)
+            results[kind]["replay_exact"] = all(_world(session, exact))
+        say("captured and replayed")
     with Session(group_map, device=spec.device, timeout_s=spec.timeout_s) as session:
         for kind in kinds:
             results[kind]["samples"] = _measure(session, kind, spec)

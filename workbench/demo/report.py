@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.demo.spec import DemoSpec
 from workbench.ranks import GroupMap
-from workbench.trace import Sample, read_directory, rendezvous_lanes
+from workbench.trace import Sample, capture_timeline, read_directory, rendezvous_lanes
 from workbench.views import (
     Code,
     Picture,
@@ -20,6 +20,8 @@ from workbench.views import (
     lanes_figure,
     lanes_text,
     report_html,
+    timeline_figure,
+    timeline_text,
     timings_figure,
     timings_text,
 )
@@ -38,7 +40,10 @@ def show_document(document: dict[str, Any]) -> str:
 
 def write_report(out: Path, spec: DemoSpec, group_map: GroupMap, document: dict[str, Any]) -> Path:
     """Write report.html (mode 0600) into `out` and give back its path."""
-    lanes = rendezvous_lanes(read_directory(out / "trace"))
+    trace = read_directory(out / "trace")
+    lanes = rendezvous_lanes(trace)
+    timeline = capture_timeline(trace.events)
+    replays = all(group["replay_exact"] for group in document["groups"].values())
     samples = [Sample.from_json(s) for group in document["groups"].values() for s in group["samples"]]
     plans = "\n".join(f"{kind}: {_plan_line(group['plan'])}" for kind, group in document["groups"].items())
     sizes = " ".join(f"{name}={value}" for name, value in spec.sizes.items())
@@ -83,6 +88,24 @@ def write_report(out: Path, spec: DemoSpec, group_map: GroupMap, document: dict[
                 Text("The calls of the correctness check, from one trace file a rank."),
                 Picture(lanes_figure(lanes), lanes_text(lanes), "A lane is a rank; pale: waiting for a member."),
             ),
+        ),
+        *(
+            [
+                Section(
+                    "Captured and replayed",
+                    (
+                        Text(
+                            "One fused call of each kind is captured (on GPUs as a CUDA graph) and replayed twice on "
+                            "other inputs. Before a replay, ranks compare what they captured, so nobody waits for a "
+                            "call that a peer did not record. "
+                            f"{'Every replay is exact.' if replays else 'A REPLAY IS WRONG.'}"
+                        ),
+                        Picture(timeline_figure(timeline), timeline_text(timeline), "A lane is a rank."),
+                    ),
+                )
+            ]
+            if timeline is not None
+            else []
         ),
         Section("Which path, and why", (Code(plans),)),
         Section(

@@ -46,8 +46,9 @@ def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> d
     if result.status != 0:
         first = result.failure
         story = f"world rank {first.world_rank} failed first: {first.message}" if first else "torchrun itself ended"
-        trace = f"\n{first.traceback.rstrip()}" if first else ""
-        raise DemoError(f"{story}; all output: {out / 'logs' / 'output.log'}{trace}")
+        log = out / "logs" / "output.log"
+        trace = first.traceback if first and first.traceback else "".join(_last_lines(log))
+        raise DemoError(f"{story}; all output: {log}\n{trace}".rstrip())
     shutil.rmtree(out / "logs", ignore_errors=True)
     found = json.loads((out / "result.json").read_text())
     document = _document(spec, group_map.world_size, found)
@@ -55,6 +56,10 @@ def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> d
     document["report"] = str(write_report(out, spec, group_map, document))
     document["elapsed_s"] = round(time.monotonic() - started, 2)
     return document
+
+
+def _last_lines(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines(keepends=True)[-12:] if log.exists() else []
 
 
 def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +79,6 @@ def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[st
         "sizes": spec.sizes,
         "hidden": spec.hidden,
         "dtype": spec.dtype,
-        "ok": all(g["ok"] for g in groups.values()),
+        "ok": all(g["ok"] and g["replay_exact"] for g in groups.values()),
         "groups": groups,
     }

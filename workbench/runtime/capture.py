@@ -17,6 +17,7 @@ import torch
 from workbench.backends.base import Workspace
 from workbench.errors import CaptureError, ClosedError
 from workbench.ops import FusedOutput
+from workbench.trace import Recorder
 
 _SHOWN = 64  # calls of a group told to the other ranks in full; of more, the digest still tells that they differ
 
@@ -40,7 +41,8 @@ class CapturedCall:
 class Capture:
     """What `Session.capture()` gives. Replay it after the block has ended; its tensors stay alive with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Recorder) -> None:
+        self._trace = trace
         self.calls: list[CapturedCall] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[object] = []
@@ -56,12 +58,18 @@ class Capture:
             raise ClosedError("this capture failed, or its session is closed or rebuilt; capture again")
         if self._state != "complete":
             raise CaptureError("replay before the capture was complete on every rank; replay after the `with` block")
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        for call in self.calls:
-            assert call.run is not None
-            call.run()
+        token = self._trace.begin("replay")
+        try:
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                for call in self.calls:
+                    assert call.run is not None
+                    call.run()
+        except BaseException as e:
+            self._trace.end(token, error=f"{type(e).__name__}: {e}")
+            raise
+        self._trace.end(token, note=f"{len(self.calls)} calls")
 
     def summary(self) -> dict[str, Any]:
         """Count and fingerprint of the calls on each group, for comparing across ranks."""

@@ -232,12 +232,12 @@ class Session:
         members of a group captured different calls. DeadlineError naming ranks that did not come.
         """
         self._enter("capture")
-        capture = Capture()
+        capture = Capture(self.trace)
         self._meetings += 1
         self._meet("enter", capture, None)
-        self.trace.instant("capture_enter")
         if self.device == "cuda":
             self._warm_up()
+        token = self.trace.begin("capture")
         self._ready.clear()
         self._capturing = capture
         error: BaseException | None = None
@@ -253,14 +253,14 @@ class Session:
         self._capturing = None
         self._ready.clear()
         try:
-            told = self._meet("leave", capture, error)
-            mismatch = compare_captures(told)
-        except WorkbenchError as e:
-            raise e from error
-        self.trace.instant("capture_leave", note=f"{len(capture.calls)} calls", error=str(mismatch or ""))
-        if mismatch is not None:
+            failed = compare_captures(self._meet("leave", capture, error))
+        except BaseException as e:
+            self.trace.end(token, error=f"{type(e).__name__}: {e}")
+            raise
+        self.trace.end(token, note=f"{len(capture.calls)} calls", error=str(failed or ""))
+        if failed is not None:
             capture.close()
-            raise mismatch from error
+            raise failed from error
         capture.complete()
         self._captures.append(capture)
         for bound in self._groups.values():
@@ -491,10 +491,12 @@ class Session:
 
     def _warm_up(self) -> None:
         """Let NCCL connect every group, in one order: it must not do so while a stream is being captured."""
+        token = self.trace.begin("capture_warm_up")
         for bound in self._groups.values():
             if bound.channel.data_group is not None:
                 dist.all_reduce(torch.zeros(1, device="cuda"), group=bound.channel.data_group)
         torch.cuda.synchronize()
+        self.trace.end(token)
 
     def _drop_captures(self) -> None:
         while self._captures:

@@ -16,10 +16,12 @@ from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Lane, Recorder, Token
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
 from workbench.trace.sample import Sample
+from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timeline
 
 __all__ = [
     "Call",
     "CallSite",
+    "CaptureTimeline",
     "Drops",
     "Event",
     "GroupInfo",
@@ -32,11 +34,14 @@ __all__ = [
     "RankTrace",
     "Recorder",
     "Sample",
+    "Span",
+    "Stage",
     "Token",
     "Trace",
     "TraceError",
     "Visit",
     "align",
+    "capture_timeline",
     "from_flight_recorder",
     "from_jsonl",
     "load_dump",

@@ -5,6 +5,7 @@ from workbench.views.group_map_report import group_map_report
 from workbench.views.lanes import lanes_figure, lanes_text
 from workbench.views.report import Code, Picture, Section, Table, Text, report_html
 from workbench.views.theme import kind_colour
+from workbench.views.timeline import timeline_figure, timeline_text
 from workbench.views.timings import timings_figure, timings_text
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "lanes_figure",
     "lanes_text",
     "report_html",
+    "timeline_figure",
+    "timeline_text",
     "timings_figure",
     "timings_text",
 ]

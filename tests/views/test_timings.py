@@ -1,0 +1,34 @@
+"""Pins the picture of timings: a panel for each token count, the fused path in the kind's colour, whiskers to extremes."""
+
+from __future__ import annotations
+
+from workbench.trace import Sample
+from workbench.views import kind_colour, timings_figure, timings_text
+
+
+def _sample(kind: str, variant: str, tokens: int, us: float) -> Sample:
+    return Sample(
+        kind=kind, variant=variant, tokens=tokens, median_us=us, best_us=us / 2, worst_us=us * 3, rounds=5, calls=20
+    )
+
+
+SAMPLES = [_sample(k, v, t, u) for k in ("tp", "<b>") for t in (1, 8) for v, u in (("fused", 10.0), ("unfused", 90.0))]
+
+
+def test_bars_say_the_samples() -> None:
+    figure = timings_figure(SAMPLES)
+    assert [(b.name, tuple(b.y)) for b in figure.data] == [("fused", (10.0, 10.0)), ("unfused", (90.0, 90.0))] * 2
+    assert figure.data[0].marker.color[0] == kind_colour("tp")
+    assert tuple(figure.data[0].error_y.array) == (20.0, 20.0)
+    assert tuple(figure.data[0].error_y.arrayminus) == (5.0, 5.0)
+    assert "<b>" not in figure.to_json().replace("<br>", "")
+
+
+def test_the_text_twin_has_a_line_a_sample() -> None:
+    lines = timings_text(SAMPLES).splitlines()
+    assert len(lines) == 1 + len(SAMPLES)
+    assert lines[1].split() == ["tp", "fused", "1", "10.0", "5.0", "30.0"]
+
+
+def test_a_sample_survives_json() -> None:
+    assert Sample.from_json(SAMPLES[0].to_json()) == SAMPLES[0]
