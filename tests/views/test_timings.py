@@ -1,4 +1,4 @@
-"""Pins the picture of timings: a panel for each token count, the fused path in the kind's colour, whiskers to extremes."""
+"""Pins the picture of timings: a panel a token count, the fused path in the kind's colour, whiskers to the extremes."""
 
 from __future__ import annotations
 
