@@ -14,19 +14,31 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
-    assert Settings.read({}) == Settings(device=None, fusion=True, timeout_s=60.0, trace_dir=None)
+    assert Settings.read({}) == Settings(
+        device=None, fusion=True, custom_all_reduce=True, multicast=False, timeout_s=60.0
+    )
 
 
 def test_every_variable_is_read() -> None:
     env = {
         "WORKBENCH_DEVICE": "cpu",
         "WORKBENCH_FUSION": "0",
+        "WORKBENCH_CUSTOM_ALL_REDUCE": "0",
+        "WORKBENCH_MULTICAST": "1",
         "WORKBENCH_CHECK": "1",
         "WORKBENCH_TIMEOUT_S": "2.5",
         "WORKBENCH_TRACE_DIR": "/tmp/t",
     }
     assert env.keys() == VARIABLES.keys()
-    assert Settings.read(env) == Settings(device="cpu", fusion=False, check=True, timeout_s=2.5, trace_dir="/tmp/t")
+    assert Settings.read(env) == Settings(
+        device="cpu",
+        fusion=False,
+        custom_all_reduce=False,
+        multicast=True,
+        check=True,
+        timeout_s=2.5,
+        trace_dir="/tmp/t",
+    )
 
 
 @pytest.mark.parametrize(

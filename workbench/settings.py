@@ -11,6 +11,8 @@ from workbench.errors import ArgumentError
 VARIABLES = {
     "WORKBENCH_DEVICE": "cpu or cuda; default: cuda where torch finds a GPU for every rank, else cpu",
     "WORKBENCH_FUSION": "0 switches the fused kernels off; every call then reduces, adds and normalises in turn",
+    "WORKBENCH_CUSTOM_ALL_REDUCE": "0 switches our own kernels off, fused or not; groups take the library's path",
+    "WORKBENCH_MULTICAST": "1 allows multicast (NVLS) where every GPU of a group has it; default: off",
     "WORKBENCH_CHECK": "1 compares every call's arguments across its group before it runs: slow, for finding mistakes",
     "WORKBENCH_TIMEOUT_S": "seconds that any wait on another rank may take; default 60",
     "WORKBENCH_TRACE_DIR": "directory that receives one trace file a rank; default: no trace",
@@ -23,6 +25,8 @@ class Settings:
 
     device: str | None = None
     fusion: bool = True
+    custom_all_reduce: bool = True
+    multicast: bool = False
     check: bool = False
     timeout_s: float = 60.0
     trace_dir: str | None = None
@@ -37,6 +41,8 @@ class Settings:
         return cls(
             device=device,
             fusion=_switch(env, "WORKBENCH_FUSION", "1"),
+            custom_all_reduce=_switch(env, "WORKBENCH_CUSTOM_ALL_REDUCE", "1"),
+            multicast=_switch(env, "WORKBENCH_MULTICAST", "0"),
             check=_switch(env, "WORKBENCH_CHECK", "0"),
             timeout_s=_seconds(env, "WORKBENCH_TIMEOUT_S", 60.0),
             trace_dir=env.get("WORKBENCH_TRACE_DIR") or None,
