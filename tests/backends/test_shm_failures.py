@@ -348,6 +348,24 @@ def test_close_gives_everything_back_and_tensors_stay_readable() -> None:
     assert run_ranks(2, rank_main) == [(1, 0)] * 2
 
 
+def test_a_forked_child_that_ends_leaves_its_parent_in_the_group() -> None:
+    def rank_main(rank: int) -> float:
+        with channels((0, 1)) as [channel]:
+            workspace = shm.bind(channel, request(HIDDEN))
+            child = os.fork()
+            if child == 0:
+                del workspace
+                gc.collect()
+                os._exit(0)
+            os.waitpid(child, 0)
+            channel.gather(None)
+            total = float(workspace.all_reduce(ones())[0, 0])
+            workspace.close()
+            return total
+
+    assert run_ranks(2, rank_main) == [2.0, 2.0]
+
+
 def test_empty_gives_blocks_that_return_when_unused() -> None:
     def work(workspace: Any, rank: int) -> None:
         full = (64, HIDDEN)

@@ -199,7 +199,7 @@ class ShmWorkspace:
         if not self._context:
             raise ResourceError(f"{self._limits.who()}: the kernel refused {request}")
         self._release = weakref.finalize(
-            self, _release, library, self._context, own, segments, [fd for fd, _ in watched]
+            self, _release, os.getpid(), library, self._context, own, segments, [fd for fd, _ in watched]
         )
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -324,8 +324,15 @@ class ShmWorkspace:
 
 
 def _release(
-    library: ctypes.CDLL, context: int, own: OwnSegment | None, _keep_mapped: list[Segment], fds: list[int]
+    pid: int,
+    library: ctypes.CDLL,
+    context: int,
+    own: OwnSegment | None,
+    _keep_mapped: list[Segment],
+    fds: list[int],
 ) -> None:
+    if pid != os.getpid():
+        return  # a forked child ends; its parent is still in the group
     library.wbk_leave(context, Cause.CLOSED, 0)
     library.wbk_close(context)
     if own is not None:
