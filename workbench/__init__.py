@@ -5,14 +5,19 @@ from typing import TYPE_CHECKING, Any
 from workbench.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from workbench.launch import Cluster
     from workbench.ranks import GroupMap
     from workbench.runtime import Session
 
-__all__ = ["GroupMap", "Session", "__version__"]
+__all__ = ["Cluster", "GroupMap", "Session", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """GroupMap and Session on first use, so that pure code does not pay the seconds that torch takes to load."""
+    """Cluster, GroupMap and Session on first use: pure code does not pay the seconds that torch takes to load."""
+    if name == "Cluster":
+        from workbench.launch import Cluster
+
+        return Cluster
     if name == "GroupMap":
         from workbench.ranks import GroupMap
 

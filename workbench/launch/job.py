@@ -64,7 +64,7 @@ def run_job(
         sys.executable,
         *("-m", "workbench.launch.agent", str(failure_file)),
         *("--nnodes", "1", "--nproc-per-node", str(ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
+        *("--rdzv-backend", "loopback", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
         *("--max-restarts", "0", "--monitor-interval", "0.1", "--log-dir", str(log_dir)),
         *("-m", *command),
     ]

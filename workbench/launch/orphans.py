@@ -1,19 +1,56 @@
-"""A rank that outlives its launcher helps nobody: ask the kernel to end it with its parent."""
+"""A rank that outlives its launcher helps nobody: end a process with its parent, or with any other process."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
+import threading
+import time
+
+from workbench.launch.survivors import mark_lives, mark_pid
 
 _PR_SET_PDEATHSIG = 1
+_GRACE_S = 3.0
 
 
 def die_with_parent() -> None:
-    """Have the kernel SIGKILL this process when its parent ends. Local; Linux; also when the parent was SIGKILLed."""
+    """Have the kernel SIGKILL this process when its parent ends. Local; Linux; also when the parent was SIGKILLed.
+
+    "Parent" is the thread that started this process: it must be one that lives as long as its process.
+    """
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # it ended between the two lines
         os._exit(1)
+
+
+def end_with(owner: str) -> None:
+    """End this process when the process of the mark `owner` ends: SIGTERM at once, SIGKILL three seconds later.
+
+    Unlike die_with_parent it does not matter who started whom, nor from which thread. Local; starts a daemon thread.
+    """
+    fd = -1
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(mark_pid(owner))
+    if fd < 0 or not mark_lives(owner):
+        _end()
+    else:
+        threading.Thread(target=_wait_and_end, args=(fd,), name="end-with-owner", daemon=True).start()
+
+
+def _wait_and_end(fd: int) -> None:
+    watch = select.poll()
+    watch.register(fd, select.POLLIN)
+    watch.poll()
+    _end()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

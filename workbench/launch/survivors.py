@@ -1,7 +1,9 @@
 """Processes of ours that outlived the command which started them: how they are marked, found and ended.
 
-Every process of a job carries WORKBENCH_RUN=<pid>.<start time> of the command that started it. If that process is gone,
-what still carries the mark is a survivor. Only processes of the own user are ever looked at.
+Every process of a job carries WORKBENCH_RUN=<pid>.<start time> of the process it belongs to: the command that started
+it, or the controller of a cluster that is kept. If that process is gone, what still carries the mark is a survivor.
+Only processes of the own user are ever looked at. The start time is in clock ticks since boot: no clock change moves
+it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import os
 from dataclasses import dataclass
 
 import psutil
+
+from workbench.backends.segments import process_lives, start_time_of
 
 MARK = "WORKBENCH_RUN"
 
@@ -22,10 +26,22 @@ class Survivor:
     command: str
 
 
-def run_tag() -> str:
-    """The mark for children of this process."""
-    process = psutil.Process()
-    return f"{process.pid}.{process.create_time():.2f}"
+def run_tag(pid: int | None = None) -> str:
+    """The mark for processes that belong to `pid` (default: this process)."""
+    pid = os.getpid() if pid is None else pid
+    return f"{pid}.{start_time_of(pid)}"
+
+
+def mark_pid(mark: str) -> int:
+    """The pid that a mark names; 0 if it is not a mark of ours."""
+    pid, _, started = mark.partition(".")
+    return int(pid) if pid.isdigit() and started.isdigit() else 0
+
+
+def mark_lives(mark: str) -> bool:
+    """True while that very process runs: neither a zombie nor a later process with the same pid."""
+    pid = mark_pid(mark)
+    return pid > 0 and process_lives(pid, int(mark.partition(".")[2]))
 
 
 def find_survivors() -> tuple[Survivor, ...]:
@@ -62,10 +78,5 @@ def stop_survivors(survivors: tuple[Survivor, ...], *, grace_s: float = 3.0) -> 
 
 
 def _starter_lives(mark: str) -> bool:
-    pid, _, started = mark.partition(".")
-    if not pid.isdigit() or not started:
-        return True  # not a mark of ours: leave it alone
-    try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == started
-    except psutil.NoSuchProcess:
-        return False
+    """True as well for what is not a mark of ours: left alone."""
+    return mark_pid(mark) == 0 or mark_lives(mark)

@@ -1,0 +1,557 @@
+"""Cluster: real ranks that live between the cells of a notebook, on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import textwrap
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ipyparallel
+import zmq
+from ipykernel.compiler import get_file_name
+from IPython import get_ipython
+from jupyter_client.session import Session as MessageSession
+
+from workbench.errors import ArgumentError, ClosedError, DeadlineError, LayoutError, ResourceError
+from workbench.launch import engine_calls
+from workbench.launch.cell import Cell
+from workbench.launch.directory import ClusterRecord, claim_directory, connection_file, find_records
+from workbench.launch.failure import CellDeadlineError, RankDiedError, RanksFailedError
+from workbench.launch.job import RankFailure
+from workbench.launch.processes import Processes
+from workbench.launch.selection import Ranks, ranks_label, ranks_words, select_ranks
+from workbench.launch.show import choose_display
+from workbench.launch.spec import EngineSpec
+from workbench.launch.standing import Diagnosis, stand
+from workbench.launch.survivors import mark_lives, mark_pid, run_tag
+from workbench.ranks import GroupMap
+from workbench.settings import Settings, check_timeout
+
+MAX_RANKS = 64
+_START_S = 120.0
+_INTERRUPT_S = 1.0
+_END_S = 1.0
+_DEATH_S = 2.0  # from a rank's end to the agent's report of it
+_MOST_SOURCES = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The state of a cluster at one moment. World ranks, but for `pids`, which are in their order."""
+
+    alive: tuple[int, ...]
+    busy: tuple[int, ...]
+    generation: int
+    pids: tuple[int, ...]
+
+
+class Cluster:
+    """`ranks` processes under torchrun, each an ipyparallel engine whose id is its world rank.
+
+    with Cluster(ranks=4) as cluster:
+        cluster.run("x = torch.full((2,), 10.0 ** rank); dist.all_reduce(x); print(x)")
+
+    In IPython, `%%ranks` runs a cell on them. Ranks know the names rank, world_size, device, torch, dist and group_map,
+    and `session`, a Session, if there is a group map. The default process group is made.
+    ranks: default 4, or the world of the group map.   device: "cpu" or "cuda"; default as for a Session.
+    timeout_s: how long a rank waits for another inside a call; default WORKBENCH_TIMEOUT_S, else 60.
+    keep: whether the ranks go on when this process ends, to be found with Cluster.attach(). By default nothing does.
+    Everything listens on the loopback interface alone; messages are signed; files are private to this user.
+    Interrupting a cell ends waits inside collectives in well under a second and keeps the ranks, except for what waits
+    in C++ (DistributedDataParallel, CUDA kernels): that ends at its process group's timeout.
+    Raises: ResourceError if the ranks do not come up, with the first rank's own traceback.
+    """
+
+    _spec: EngineSpec
+    _client: Any  # ipyparallel.Client; None until connected
+
+    def __init__(
+        self,
+        ranks: int | None = None,
+        *,
+        device: str | None = None,
+        timeout_s: float | None = None,
+        group_map: GroupMap | None = None,
+        keep: bool = False,
+    ) -> None:
+        settings = Settings.read()
+        num_ranks = _num_ranks(ranks, group_map)
+        if device not in (None, "cpu", "cuda"):
+            raise ArgumentError(f"device={device!r}; allowed: 'cpu', 'cuda', or None for what there is")
+        timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        directory = claim_directory()
+        processes = Processes(directory, keep=keep)
+        self._init(processes, group_map)
+        self._spec = EngineSpec(
+            ranks=num_ranks,
+            connection_file=str(connection_file(directory, "engine")),
+            directory=str(directory),
+            device=device or settings.device,
+            timeout_s=timeout_s,
+            group_map=group_map.to_json() if group_map is not None else None,
+        )
+        try:
+            processes.start_controller()
+            self._spec = replace(self._spec, owner=processes.controller)
+            processes.start_agent(self._spec)
+            self._client = self._connect()
+            self._await_engines()
+            self._begin(0)
+        except BaseException:
+            self.close()
+            raise
+        _enter_notebook(self)
+
+    @classmethod
+    def find(cls) -> tuple[str, ...]:
+        """The names of this user's running clusters on this host, oldest first."""
+        return tuple(record.name for record in find_records())
+
+    @classmethod
+    def attach(cls, name: str | None = None) -> Cluster:
+        """The running cluster of this name (default: the only one), as it was left; its ranks keep what they hold.
+
+        It still ends when its owner does, unless it was started with keep=True.
+        Raises: ResourceError if there is none, or several and no name.
+        """
+        records = [r for r in find_records() if name in (None, r.name)]
+        if len(records) != 1:
+            there = ", ".join(r.name for r in records) or "none"
+            asked = f"cluster {name!r}" if name is not None else "the running cluster"
+            raise ResourceError(
+                f"{asked} cannot be attached; running: {there}; name one of them, or start one: Cluster(keep=True)"
+            )
+        self = cls.__new__(cls)
+        record = records[0]
+        group_map = GroupMap.from_json(record.group_map) if record.group_map is not None else None
+        processes = Processes(record.directory, keep=record.keep, controller=record.controller, agent=record.agent)
+        self._init(processes, group_map)
+        self._finalizer.detach()  # whoever started it, or nobody, ends it
+        self._record = record
+        self._spec = EngineSpec.load(record.directory / f"engines-{record.attempt}.json")
+        self._client = self._connect()
+        self._await_engines()
+        self._left_busy = self._busy_by_hub()
+        _enter_notebook(self)
+        return self
+
+    def _init(self, processes: Processes, group_map: GroupMap | None) -> None:
+        self._processes = processes
+        self._group_map = group_map
+        self._record: ClusterRecord | None = None
+        self._client = None
+        self._cells: list[Cell] = []
+        self._left_busy: set[int] = set()  # busy with what an earlier driver sent
+        self._sources: OrderedDict[str, list[str]] = OrderedDict()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, processes.stop, ())
+        if processes.keep:
+            self._finalizer.atexit = False
+
+    @property
+    def name(self) -> str:
+        """What Cluster.attach calls it."""
+        return self._processes.directory.name
+
+    @property
+    def num_ranks(self) -> int:
+        return self._spec.ranks
+
+    @property
+    def group_map(self) -> GroupMap | None:
+        return self._group_map
+
+    @property
+    def device(self) -> str:
+        """Where the ranks' tensors are: "cpu" or "cuda"."""
+        return self._known().device
+
+    @property
+    def directory(self) -> Path:
+        """The private directory with logs (`*.log`) and traces (`trace`, `session`)."""
+        return self._processes.directory
+
+    @property
+    def client(self) -> ipyparallel.Client:
+        """ipyparallel's client, for what this class does not offer. Engine id = world rank."""
+        self._check_open()
+        return self._client
+
+    @property
+    def status(self) -> ClusterStatus:
+        """Who lives, who is in a cell, the generation of the groups, the pids."""
+        marks = self._record.rank_marks if self._record is not None else ()
+        return ClusterStatus(
+            alive=tuple(r for r, mark in enumerate(marks) if mark_lives(mark)),
+            busy=self._busy(),
+            generation=self._record.generation if self._record is not None else 0,
+            pids=tuple(map(mark_pid, marks)),
+        )
+
+    def view(self, kind: str | None = None, index: int | None = None) -> Any:
+        """ipyparallel views. Of a kind: a tuple with one for each group in creation order, or the one at `index`.
+
+        Without a kind, one view of all ranks. Raises: LayoutError for a kind or index that is not there.
+        """
+        self._check_open()
+        if kind is None:
+            return self._client[:]
+        if self._group_map is None:
+            raise LayoutError(
+                f"view({kind!r}): this cluster has no group map; start it with group_map=GroupMap.build(...)"
+            )
+        keys = self._group_map.keys(kind)
+        if index is None:
+            return tuple(self._client[list(key.world_ranks)] for key in keys)
+        if not 0 <= index < len(keys):
+            raise LayoutError(f"view({kind!r}, {index}): {kind} has {len(keys)} groups, numbered 0..{len(keys) - 1}")
+        return self._client[list(keys[index].world_ranks)]
+
+    def run(
+        self,
+        work: str | Callable[..., Any],
+        *args: Any,
+        ranks: Ranks = None,
+        deadline_s: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run code, or a function with these arguments, on `ranks`, and show what they print.
+
+        Gives what the function returned, by world rank; for code None each.
+        ranks: all by default; "0,2", "1-3", "tp", "tp:0", a number or numbers.
+        deadline_s: past it CellDeadlineError says where each rank stands; the ranks live and go on.
+        Ctrl-C interrupts the ranks, and is raised here once they are back.
+        Raises: RanksFailedError with the first cause first; RankDiedError if a rank's process ended; ClosedError if
+        one of the ranks is still in an earlier cell.
+        """
+        chosen = select_ranks(ranks, self.num_ranks, self._group_map)
+        if deadline_s is not None:
+            deadline_s = check_timeout(deadline_s, "deadline_s")
+        self._check_ready(chosen)
+        cell = self._send(work, args, kwargs, chosen)
+        try:
+            cell.watch(choose_display(), self._raise_if_dead, deadline_s=deadline_s)
+        except TimeoutError:
+            raise self._deadline_error(cell, deadline_s or 0.0) from None
+        except KeyboardInterrupt:
+            stuck = self.interrupt(cell.world_ranks)
+            if stuck:
+                print(
+                    f"not back yet: {ranks_words(stuck)}; a wait in C++ ends at its deadline, or with cluster.restart()"
+                )
+            raise
+        self._cells.remove(cell)
+        errors = cell.errors()
+        if errors:
+            echoes = len({str(error) for error in errors}) > 1
+            raise RanksFailedError(errors, self.where().waits if echoes else ())
+        return cell.values
+
+    def where(self) -> Diagnosis:
+        """Where each rank stands: stack down to the line of the cell, last call, who is missing. Disturbs nobody."""
+        record = self._known()
+        return stand(
+            self.directory,
+            record.rank_marks,
+            generation=record.generation,
+            busy=self._busy(),
+            sources=self._sources,
+        )
+
+    def interrupt(self, ranks: Ranks = None, *, wait_s: float = _INTERRUPT_S) -> tuple[int, ...]:
+        """Interrupt what runs on `ranks`, as Ctrl-C would. Gives the world ranks still busy after `wait_s`.
+
+        A rank interrupted inside a collective has lost step with its peers: call rebuild() next.
+        """
+        chosen = select_ranks(ranks, self.num_ranks, self._group_map)
+        record = self._known()
+        busy = [r for r in self._busy() if r in chosen]
+        for r in busy:
+            if mark_lives(record.rank_marks[r]):
+                os.kill(mark_pid(record.rank_marks[r]), signal.SIGINT)
+        deadline = time.monotonic() + wait_s
+        while (still := set(busy) & set(self._busy())) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for cell in self._cells:
+            if not cell.running:
+                cell.wait(0)
+        self._cells = [cell for cell in self._cells if cell.running]
+        return tuple(sorted(still))
+
+    def rebuild(self) -> None:
+        """Make all process groups anew in the same processes: what ranks hold stays, and the next collective is right.
+
+        Interrupts what still runs. The default group, and `session` with all it had prepared, are usable at once;
+        groups made by cells with dist.new_group are gone. For after an interrupt or a deadline inside a collective.
+        Raises: DeadlineError if a rank does not come back, which then waits in C++; RankDiedError.
+        """
+        self._raise_if_dead()
+        stuck = self.interrupt()
+        if stuck:
+            raise DeadlineError(
+                f"rebuild: {ranks_words(stuck)} did not come back from an interrupt within {_INTERRUPT_S:g} s "
+                f"(waiting in C++, or ignoring it); wait for the deadline of their call, or cluster.restart()",
+                missing=stuck,
+            )
+        self._begin(self._known().generation + 1)
+
+    def restart(self) -> None:
+        """New processes with the same world ranks; what the old ones held is gone. Also after a rank has died."""
+        self._check_open()
+        record = self._record
+        self._processes.stop_agent(record.rank_marks if record is not None else ())
+        self._unregister()
+        self._cells.clear()
+        self._left_busy.clear()
+        self._spec = replace(self._spec, attempt=self._spec.attempt + 1)
+        self._processes.start_agent(self._spec)
+        self._await_engines()
+        self._begin((record.generation if record is not None else 0) + 1)
+
+    def close(self) -> None:
+        """End all processes of the cluster, and clear its directory away. Twice is fine. Takes at most some seconds."""
+        if self._closed:
+            return
+        marks = self._record.rank_marks if self._record is not None else ()
+        if self._client is not None and marks and not self._busy() and all(map(mark_lives, marks)):
+            with contextlib.suppress(Exception):  # whatever it is, the processes end now
+                self._send(engine_calls.end, (), {}, tuple(range(self.num_ranks))).wait(_END_S)
+        self._closed = True
+        self._finalizer.detach()
+        if self._client is not None:
+            self._client.close()
+        self._processes.stop(marks)
+
+    def detach(self) -> None:
+        """Let go of the cluster without ending it; it is found again while its owner lives, or if it is kept."""
+        self._closed = True
+        self._finalizer.detach()
+        if self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed or self._record is None:
+            return f"Cluster({self.name}, closed)"
+        status = self.status
+        dead = sorted(set(range(self.num_ranks)) - set(status.alive))
+        state = f"dead: {ranks_label(dead)}" if dead else f"busy: {ranks_label(status.busy)}" if status.busy else "idle"
+        return (
+            f"Cluster({self.name}, {self.num_ranks} ranks on {self.device}, {state}, generation {status.generation}, "
+            f"pids {', '.join(map(str, status.pids))})"
+        )
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> ipyparallel.Client:
+        """A client of the controller, once that has written where it listens."""
+        path = connection_file(self.directory, "client")
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            if not mark_lives(self._processes.controller):
+                raise ResourceError(f"the controller ended at once: {self._processes.log_tail('controller.log')}")
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return ipyparallel.Client(json.loads(path.read_text()), timeout=_START_S)
+            time.sleep(0.02)
+        raise ResourceError(f"no controller after {_START_S:g} s: {self._processes.log_tail('controller.log')}")
+
+    def _await_engines(self) -> None:
+        """Return once every rank is registered under its own number."""
+        wanted = list(range(self.num_ranks))
+        deadline = time.monotonic() + _START_S
+        while sorted(self._client.ids) != wanted:
+            if not mark_lives(self._processes.agent):
+                raise ResourceError(f"the ranks did not come up: {self._why_ended()}")
+            if time.monotonic() > deadline:
+                missing = sorted(set(wanted) - set(self._client.ids))
+                log = self._processes.log_tail(f"agent-{self._spec.attempt}.log")
+                raise ResourceError(f"{ranks_words(missing)} did not come up in {_START_S:g} s: {log}")
+            time.sleep(0.02)
+
+    def _begin(self, generation: int) -> None:
+        """Have the ranks make their groups, and write down what a later driver needs."""
+        cell = self._send(engine_calls.begin, (generation,), {}, tuple(range(self.num_ranks)))
+        deadline = time.monotonic() + self._spec.timeout_s + 30
+        while cell.running and time.monotonic() < deadline:
+            if not mark_lives(self._processes.agent):
+                raise ResourceError(f"a rank ended while groups were made: {self._why_ended()}")
+            time.sleep(0.005)
+        if cell.running:
+            raise DeadlineError(
+                f"still making groups after {self._spec.timeout_s + 30:g} s: {ranks_words(cell.running)}",
+                missing=cell.running,
+            )
+        self._cells.remove(cell)
+        errors = cell.errors()
+        if errors:
+            raise RanksFailedError(errors)
+        told = cell.values
+        self._record = ClusterRecord(
+            name=self.name,
+            ranks=self.num_ranks,
+            device=told[0][1],
+            timeout_s=self._spec.timeout_s,
+            keep=self._processes.keep,
+            controller=self._processes.controller,
+            agent=self._processes.agent,
+            rank_marks=tuple(run_tag(pid) for pid, _ in told),
+            group_map=self._spec.group_map,
+            generation=generation,
+            attempt=self._spec.attempt,
+            started_s=self._record.started_s if self._record is not None else time.time(),
+        )
+        self._record.save()
+
+    def _unregister(self) -> None:
+        """Tell the hub that the engines are gone: it would keep their numbers from those that come next."""
+        info = json.loads(connection_file(self.directory, "client").read_text())
+        session = MessageSession(key=info["key"].encode(), signature_scheme=info["signature_scheme"])
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 1000
+        try:
+            socket.connect(f"{info['interface']}:{info['registration']}")
+            for r in range(self.num_ranks):
+                session.send(socket, "unregistration_request", content={"id": r})
+        finally:
+            socket.close()
+        deadline = time.monotonic() + 5
+        while self._client.ids and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    # --- cells ----------------------------------------------------------------------------------------------------
+
+    def _send(
+        self, work: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ranks: tuple[int, ...]
+    ) -> Cell:
+        if isinstance(work, str):
+            code = textwrap.dedent(work)
+            name = Path(get_file_name(code)).name  # type: ignore[no-untyped-call]  # ipykernel's
+            self._sources[name] = code.splitlines()
+            if len(self._sources) > _MOST_SOURCES:
+                self._sources.popitem(last=False)
+            results = {r: self._client[r].execute(code, silent=False, block=False) for r in ranks}
+            cell = Cell(results, "a cell")
+        else:
+            results = {r: self._client[r].apply_async(work, *args, **kwargs) for r in ranks}
+            cell = Cell(results, getattr(work, "__name__", "a function"))
+        self._cells.append(cell)
+        return cell
+
+    def _busy(self) -> tuple[int, ...]:
+        """World ranks inside a cell, of this driver or of one before it."""
+        busy = {r for cell in self._cells for r in cell.running}
+        if self._left_busy and not self._closed:
+            self._left_busy &= self._busy_by_hub()
+        return tuple(sorted(busy | self._left_busy))
+
+    def _busy_by_hub(self) -> set[int]:
+        queues = self._client.queue_status()
+        return {r for r in range(self.num_ranks) if r in queues and queues[r]["queue"]}
+
+    def _deadline_error(self, cell: Cell, deadline_s: float) -> CellDeadlineError:
+        where = self.where()
+        return CellDeadlineError(
+            f"{deadline_s:g} s have passed; still in {cell.text}, alive and going on: {ranks_words(cell.running)}\n"
+            f"{where}\nnext: cluster.interrupt(), then cluster.rebuild() if they were in a collective",
+            missing=where.missing,
+        )
+
+    # --- checks ---------------------------------------------------------------------------------------------------
+
+    def _known(self) -> ClusterRecord:
+        self._check_open()
+        assert self._record is not None
+        return self._record
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"cluster {self.name} is closed; start another: Cluster(ranks={self.num_ranks})")
+
+    def _check_ready(self, ranks: tuple[int, ...]) -> None:
+        self._check_open()
+        self._raise_if_dead()
+        busy = [r for r in self._busy() if r in ranks]
+        if busy:
+            raise ClosedError(
+                f"still in an earlier cell: {ranks_words(busy)}; cluster.where() shows where, cluster.interrupt() "
+                f"ends it; or choose other ranks"
+            )
+
+    def _raise_if_dead(self) -> None:
+        """Raise RankDiedError if a rank's process has ended, with what the agent says of the first one."""
+        record = self._known()
+        dead = tuple(r for r, mark in enumerate(record.rank_marks) if not mark_lives(mark))
+        if not dead:
+            return
+        deadline = time.monotonic() + _DEATH_S
+        while self._failure() is None and mark_lives(record.agent) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._cells.clear()
+        raise RankDiedError(
+            f"{self._why_ended() or f'{ranks_words(dead)} ended'}\n"
+            f"torchrun has ended the other ranks with it; cluster.restart() starts all of them again",
+            dead=self._first_dead(dead),
+        )
+
+    def _why_ended(self) -> str:
+        failure = self._failure()
+        if failure is None:
+            return self._processes.log_tail(f"agent-{self._spec.attempt}.log")
+        return f"world rank {failure.world_rank}: {failure.message}\n{failure.traceback}".rstrip()
+
+    def _first_dead(self, dead: tuple[int, ...]) -> tuple[int, ...]:
+        failure = self._failure()
+        return dead if failure is None else (failure.world_rank,)
+
+    def _failure(self) -> RankFailure | None:
+        try:
+            return RankFailure(**json.loads(self._spec.failure_file.read_text()))
+        except FileNotFoundError:
+            return None
+
+
+def current_cluster() -> Cluster:
+    """The cluster that was started or attached last in this process and is still open. Raises ResourceError if none."""
+    for reference in reversed(_clusters):
+        cluster = reference()
+        if cluster is not None and not cluster._closed:
+            return cluster
+    raise ResourceError("no cluster is open here; start one with Cluster(ranks=4), or Cluster.attach()")
+
+
+_clusters: list[weakref.ReferenceType[Cluster]] = []
+
+
+def _enter_notebook(cluster: Cluster) -> None:
+    """Make it the current cluster, and have %%ranks where IPython runs."""
+    _clusters.append(weakref.ref(cluster))
+    shell = get_ipython()
+    if shell is not None:
+        shell.extension_manager.load_extension("workbench.magics")
+
+
+def _num_ranks(ranks: int | None, group_map: GroupMap | None) -> int:
+    world = group_map.world_size if group_map is not None else None
+    wanted = ranks if ranks is not None else world or 4
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_RANKS:
+        raise ArgumentError(f"ranks={wanted!r}; allowed: a whole number from 1 to {MAX_RANKS}")
+    if world is not None and wanted != world:
+        raise LayoutError(f"ranks={wanted}, but the group map is for {world} ranks; leave ranks out")
+    return wanted

@@ -1,0 +1,43 @@
+"""ipyparallel's controller, private and tied to its owner: `python -m workbench.launch.controller DIRECTORY OWNER`.
+
+All its files are readable by this user alone. OWNER is the mark of the process that it must not outlive, or "". It
+clears the whole directory away when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from ipyparallel.controller.app import IPController
+
+from workbench.launch.directory import CLUSTER_ID
+from workbench.launch.orphans import die_with_parent, end_with
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    directory, owner = sys.argv[1:]
+    os.umask(0o077)
+    if owner:
+        end_with(owner)
+    os.register_at_fork(after_in_child=die_with_parent)  # the heart monitor is a forked child
+    try:
+        IPController.launch_instance(
+            [
+                f"--profile-dir={directory}/profile",
+                f"--cluster-id={CLUSTER_ID}",
+                *("--ip=127.0.0.1", "--location=127.0.0.1"),
+                "--usethreads",
+                # An engine is registered at its first heartbeat. Whether it lives is for the Cluster to say, by its
+                # process: a machine that is merely busy must not lose its ranks.
+                *("--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=1000000000"),
+            ]
+        )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

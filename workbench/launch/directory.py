@@ -1,0 +1,116 @@
+"""The private directories of clusters: one each, mode 0700, with the record by which a later process finds the cluster.
+
+They lie under <temporary directory>/workbench-<uid>. The record holds no secret; the key that signs messages is in
+ipyparallel's connection files, in the same directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ResourceError
+from workbench.launch.spec import write_private
+from workbench.launch.survivors import mark_lives
+
+CLUSTER_ID = "wb"
+"""ipyparallel's name for each cluster; the directory tells them apart."""
+
+_RECORD = "cluster.json"
+_SWEEP_AGE_S = 3600.0  # a directory without a record is a start in progress, unless it is this old
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRecord:
+    """What another process must know to work with a cluster. `controller` and `agent` are marks of processes.
+
+    rank_marks: the ranks' processes, by world rank.   generation: of their groups.   attempt: counts restarts.
+    started_s: seconds since 1970.
+    """
+
+    name: str
+    ranks: int
+    device: str
+    timeout_s: float
+    keep: bool
+    controller: str
+    agent: str
+    rank_marks: tuple[str, ...]
+    started_s: float
+    group_map: Mapping[str, Any] | None = None
+    generation: int = 0
+    attempt: int = 0
+    schema: int = 1
+
+    @property
+    def directory(self) -> Path:
+        return directories() / self.name
+
+    def save(self) -> None:
+        write_private(self.directory / _RECORD, json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, directory: Path) -> ClusterRecord:
+        """Raises FileNotFoundError where no cluster has come up, ResourceError for a record of another version."""
+        data = json.loads((directory / _RECORD).read_text())
+        if data.get("schema") != 1:
+            raise ResourceError(f"{directory} was written by another version of this package; it can be removed")
+        return cls(**{**data, "rank_marks": tuple(data["rank_marks"])})
+
+
+def directories() -> Path:
+    """The folder of all clusters of this user, made if need be. Raises ResourceError if it is not this user's alone."""
+    path = Path(tempfile.gettempdir()) / f"workbench-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        raise ResourceError(
+            f"{path} must be a directory of user {os.getuid()} with mode 0700, but it is one of user {info.st_uid} "
+            f"with mode {stat.S_IMODE(info.st_mode):04o}; remove it, or set TMPDIR to another place"
+        )
+    return path
+
+
+def claim_directory() -> Path:
+    """A new private directory for one cluster."""
+    path = directories() / secrets.token_hex(4)
+    path.mkdir(mode=0o700)
+    return path
+
+
+def connection_file(directory: Path, kind: str) -> Path:
+    """ipyparallel's connection file: `kind` is "client" or "engine"."""
+    return directory / "profile" / "security" / f"ipcontroller-{CLUSTER_ID}-{kind}.json"
+
+
+def find_records() -> tuple[ClusterRecord, ...]:
+    """The records of running clusters of this user, oldest first. Clears away what dead ones left."""
+    found = []
+    for directory in directories().iterdir():
+        try:
+            record = ClusterRecord.load(directory)
+        except (OSError, ValueError, ResourceError):
+            if _age_s(directory) > _SWEEP_AGE_S:
+                shutil.rmtree(directory, ignore_errors=True)
+            continue
+        if mark_lives(record.controller):
+            found.append(record)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    return tuple(sorted(found, key=lambda r: r.started_s))
+
+
+def _age_s(directory: Path) -> float:
+    try:
+        return time.time() - directory.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,140 @@
+"""What a rank of a cluster runs: an ipyparallel engine whose id is its world rank, and what the driver asks of it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ipykernel.iostream import OutStream
+from ipyparallel.engine.app import IPEngine
+
+from workbench.launch.calls import CallRecorder
+from workbench.launch.orphans import die_with_parent
+from workbench.launch.spec import EngineSpec
+from workbench.launch.waits import poll_waits
+from workbench.ranks import GroupMap
+from workbench.runtime import Session
+from workbench.runtime.devices import choose_device
+from workbench.runtime.process_group import init_default_group, start_generation
+from workbench.trace import Recorder
+
+_FLUSH_S = 0.02  # how long printed text may wait for more; ipykernel's own 0.2 s is felt in a notebook
+
+
+class Rank:
+    """One rank: its device, its recorder, its Session if the cluster has a group map, and the names a cell sees."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self.world_rank = int(os.environ["RANK"])
+        self.device = choose_device(spec.device, int(os.environ["LOCAL_WORLD_SIZE"]))
+        self.group_map = GroupMap.from_json(spec.group_map) if spec.group_map is not None else None
+        recorder = Recorder.open(Path(spec.directory) / "trace", self.world_rank, attempt=spec.attempt)
+        self._calls = CallRecorder(recorder, self.group_map)
+        poll_waits(spec.timeout_s)
+        self._calls.install()
+        if self.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        self._session: Session | None = None
+        self.names: dict[str, Any] = {
+            "rank": self.world_rank,
+            "world_size": int(os.environ["WORLD_SIZE"]),
+            "device": torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            if self.device == "cuda"
+            else torch.device("cpu"),
+            "torch": torch,
+            "dist": dist,
+            "group_map": self.group_map,
+        }
+
+    def begin(self, generation: int) -> tuple[int, str]:
+        """Leave the groups there are, and make those of a new generation; gives pid and device.
+
+        Collective: every rank of the cluster, none of them in another call.
+        """
+        start_generation(generation)
+        self._calls.start_generation(generation)
+        init_default_group(self.device, self._spec.timeout_s)
+        session = self._session
+        if session is not None:
+            session.rebuild()
+        elif self.group_map is not None:
+            self._session = self.names["session"] = Session(
+                self.group_map,
+                device=self.device,
+                timeout_s=self._spec.timeout_s,
+                trace_dir=str(Path(self._spec.directory) / "session"),
+            )
+        return os.getpid(), self.device
+
+    def end(self) -> None:
+        """Close what holds memory of others. Local: nobody is waited for."""
+        if self._session is not None:
+            self._session.__exit__(None, RuntimeError("the cluster is closing"), None)
+
+
+_rank: Rank | None = None
+
+
+def run_rank(spec: EngineSpec) -> None:
+    """Be a rank until told to end. Called by torchrun's agent in a forked child, its environment set."""
+    global _rank
+    die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    np.random.seed()  # forked ranks would all draw the agent's numbers
+    world_rank = int(os.environ["RANK"])
+    _register_stack_dump(spec.stacks_file(world_rank))
+    OutStream.flush_interval = _FLUSH_S
+    _rank = Rank(spec)
+    sys.argv = ["workbench-rank"]
+    _Engine.launch_instance(
+        [
+            f"--IPEngine.id={world_rank}",
+            f"--IPEngine.url_file={spec.connection_file}",
+            f"--IPEngine.enable_nanny={spec.nanny}",
+            "--IPEngine.max_heartbeat_misses=0",  # it ends with its agent, and the agent with its owner
+            *(
+                "--InteractiveShell.xmode=Plain",
+                "--InteractiveShell.colors=nocolor",
+            ),  # the others take a second to draw
+            f"--profile-dir={Path(spec.connection_file).parent.parent}",
+        ],
+        user_ns=_rank.names,
+    )
+
+
+def this_rank() -> Rank:
+    """The rank that this process is."""
+    assert _rank is not None
+    return _rank
+
+
+class _Engine(IPEngine):  # type: ignore[misc]  # ipyparallel is untyped
+    """An engine that SIGTERM ends at once, wherever it stands: its peers must not wait for a rank that is to go."""
+
+    name = "ipengine"
+
+    def init_signal(self) -> None:
+        super().init_signal()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _register_stack_dump(path: Path) -> None:
+    """On SIGUSR1 append the stacks of all threads to `path`: works inside C++ and with the GIL taken."""
+    file = path.open("w")
+    file.write(f"main {threading.main_thread().ident:#018x}\n")
+    file.flush()
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
+    _kept_open.append(file)
+
+
+_kept_open: list[Any] = []

@@ -1,0 +1,144 @@
+"""The processes of a cluster as its driver sees them: a controller, an agent, and the agent's ranks.
+
+The controller must not outlive the driver (unless the cluster is kept), the agent not the controller, the ranks not the
+agent: each watches the one before it, so nothing is left whatever ends first and however.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+import workbench
+from workbench.launch.spec import EngineSpec
+from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag
+
+_STOP_S = 2.0
+
+
+class Processes:
+    """Controller and agent of the cluster in `directory`. `keep`: they may outlive this process."""
+
+    def __init__(self, directory: Path, *, keep: bool, controller: str = "", agent: str = "") -> None:
+        self.directory = directory
+        self.keep = keep
+        self.controller = controller
+        self.agent = agent
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_controller(self) -> None:
+        """Start ipyparallel's controller. Local; does not wait for it."""
+        owner = "" if self.keep else run_tag()
+        command = [sys.executable, "-m", "workbench.launch.controller", str(self.directory), owner]
+        self.controller = self._spawn(command, {} if self.keep else {MARK: owner}, "controller.log")
+
+    def start_agent(self, spec: EngineSpec) -> None:
+        """Start torchrun's agent with the ranks of `spec`. Local; does not wait for them."""
+        mark = self.controller if self.keep else run_tag()
+        environment = rank_environment(spec.ranks, mark)
+        self.agent = self._spawn(agent_command(spec.save()), environment, f"agent-{spec.attempt}.log")
+
+    def stop_agent(self, rank_marks: Sequence[str]) -> None:
+        """End the agent and all ranks: politely, and after two seconds for certain. Local."""
+        ranks = set(rank_pids(mark_pid(self.agent))) if mark_lives(self.agent) else set()
+        ranks |= {mark_pid(m) for m in rank_marks if mark_lives(m)}
+        family = [p for p in map(_process, ranks) if p is not None]
+        _signal(self.agent, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        while time.monotonic() < deadline and (mark_lives(self.agent) or any(p.is_running() for p in family)):
+            self._reap()
+            time.sleep(0.02)
+        _signal(self.agent, signal.SIGKILL)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=_STOP_S)
+        self._reap()
+
+    def stop(self, rank_marks: Sequence[str]) -> None:
+        """End everything and clear the directory away. Local."""
+        self.stop_agent(rank_marks)
+        _signal(self.controller, signal.SIGKILL)  # it holds nothing that is worth the second a clean end takes it
+        deadline = time.monotonic() + _STOP_S
+        while mark_lives(self.controller) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._reap()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        """The end of a process's log; the log's name if there is none."""
+        with contextlib.suppress(OSError):
+            return "\n".join((self.directory / name).read_text(errors="replace").splitlines()[-lines:])
+        return f"no {name}"
+
+    def _spawn(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> str:
+        fd = os.open(self.directory / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(fd, "ab") as output:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **_import_path(), "IPYTHONDIR": str(self.directory / "ipython"), **environment},
+                start_new_session=True,  # Ctrl-C in a terminal reaches the driver alone
+            )
+        mark = run_tag(child.pid)
+        self._children[mark] = child
+        return mark
+
+    def _reap(self) -> None:
+        for child in self._children.values():
+            child.poll()
+
+
+def agent_command(spec_file: Path) -> list[str]:
+    """The command of a cluster's torchrun agent."""
+    return [sys.executable, "-m", "workbench.launch.rank_agent", str(spec_file)]
+
+
+def rank_environment(ranks: int, mark: str) -> dict[str, str]:
+    """What the agent's environment needs beyond the driver's: one host's network, a share of its cores, our mark."""
+    return {
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks))),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the agent counts GPUs without touching CUDA, or its children could not
+        MARK: mark,
+    }
+
+
+def rank_pids(agent_pid: int) -> list[int]:
+    """The agent's rank processes, by pid; none if it is gone."""
+    try:
+        return [child.pid for child in psutil.Process(agent_pid).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _import_path() -> dict[str, str]:
+    """PYTHONPATH for children, where this package is not installed but found beside the program."""
+    root = str(Path(workbench.__file__).parent.parent)
+    if root.endswith("site-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)}
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _signal(mark: str, number: int) -> None:
+    if mark_lives(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(mark_pid(mark), number)
