@@ -195,6 +195,60 @@ def groups(
 
 
 @cli.command()
+@click.argument("system", type=click.Choice(SYSTEMS))
+@_sizes
+@click.option("--machine", required=True, help="A simulated machine such as gb200-4x4, or a JSON file.")
+@click.option("--hidden", type=click.IntRange(1, 1 << 20), required=True, help="Hidden size.")
+@click.option("--tokens", type=click.IntRange(0, 1 << 24), required=True, help="Tokens of one call.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--kind", help="One kind of group only; an alias will do.")
+@click.option("--model", help="A model architecture: would SGLang turn its fusion on for it by itself?")
+@click.option("--eager", is_flag=True, help="Outside a CUDA graph.")
+@click.option("--symmetric-memory", is_flag=True, help="As if NCCL's symmetric memory were offered too.")
+@click.option("--upstream", is_flag=True, help="What versions of the engine itself would say, before and after fixes.")
+@_json
+def why(
+    system: str,
+    sizes: tuple[tuple[str, Any], ...],
+    machine: str,
+    hidden: int,
+    tokens: int,
+    dtype: str,
+    kind: str | None,
+    model: str | None,
+    eager: bool,
+    symmetric_memory: bool,
+    upstream: bool,
+    as_json: bool,
+) -> None:
+    """Which path each group of a layout takes on a machine, and why not the others.
+
+    \b
+      workbench why sglang --size tp=16 --machine gb200-4x4 --hidden 7168 --tokens 1
+      workbench why sglang --size tp=8 --machine my-node.json --hidden 4096 --tokens 64 --model Qwen3Moe
+    """
+    from workbench.why import explain
+
+    _refuse_repeats(sizes)
+    answer = explain(
+        system,
+        dict(sizes),
+        machine=machine,
+        hidden=hidden,
+        tokens=tokens,
+        dtype=dtype,
+        kind=kind,
+        model=model,
+        captured=not eager,
+        symmetric_memory=symmetric_memory,
+        upstream=upstream,
+    )
+    for warning in answer.warnings:
+        _say(warning)
+    click.echo(json.dumps(answer.to_json()) if as_json else str(answer))
+
+
+@cli.command()
 @_json
 def doctor(as_json: bool) -> None:
     """What this machine offers, what is missing, what earlier runs left behind. Exit 3 if something needs a hand."""

@@ -8,12 +8,18 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from workbench.fabric import name_shares
+from workbench.settings import Settings
+
 CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("nccl",), "alone": ("alone",)}
 """Backends by device, in the order they are tried; "alone" serves groups of one rank."""
 
 
 FUSED = frozenset({"shm"})
 """Backends that do the whole operation in one kernel; WORKBENCH_FUSION=0 rules them out."""
+
+OWN = frozenset({"shm", "custom"})
+"""Backends with kernels of our own; WORKBENCH_CUSTOM_ALL_REDUCE=0 rules them out."""
 
 
 class Standing(Enum):
@@ -65,7 +71,10 @@ class Plan:
         return cls(**{**data, "rejected": rejected, "standing": Standing(data["standing"])})
 
     def __str__(self) -> str:
-        rejected = "".join(f"; not {name}: {reason}" for name, reason in self.rejected)
+        names_by_reason: dict[str, list[str]] = {}
+        for name, reason in self.rejected:
+            names_by_reason.setdefault(reason, []).append(name)
+        rejected = "".join(f"; not {', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
         fallback = f"; fallback {self.fallback}" if self.fallback else ""
         return (
             f"{self.group}: {self.choice} ({self.standing.value}): {self.reason}; up to {self.capacity_tokens} tokens "
@@ -86,15 +95,19 @@ def decide_backend(candidates: Sequence[Candidate]) -> tuple[str | None, tuple[t
                 refusals.setdefault(reason, []).append(world_rank)
         if not refusals:
             return candidate.backend, tuple(rejected)
-        text = "; ".join(f"{_ranks(ranks)}: {reason}" for reason, ranks in refusals.items())
-        rejected.append((candidate.backend, text))
+        rejected.append((candidate.backend, name_shares(refusals)))
     return None, tuple(rejected)
+
+
+def find_switch(backend: str, settings: Settings) -> str:
+    """The setting that rules a backend out, as a reason; "" if none does."""
+    if backend in OWN and not settings.custom_all_reduce:
+        return "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
+    if backend in FUSED and not settings.fusion:
+        return "switched off by WORKBENCH_FUSION=0"
+    return ""
 
 
 def fingerprint(record: object) -> str:
     """A record as compact JSON with sorted keys, for comparing across ranks."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"))
-
-
-def _ranks(world_ranks: Sequence[int]) -> str:
-    return f"world rank{'s' if len(world_ranks) > 1 else ''} {', '.join(map(str, world_ranks))}"
