@@ -1,6 +1,6 @@
 """flashinfer-ai/flashinfer#3418.
 
-Symptom: setting up a fused workspace fails, or reads a wrong peer's handle, as soon as the group does not begin at world
+Symptom: setting up a fused workspace fails, or reads a wrong peer's handle, as soon as a group does not begin at world
 rank 0. Cause: the library's broadcast passed a place in the group on as torch's `src`, which is a world rank; and group
 None, which torch takes for WORLD in some calls, is an unknown group in others.
 """

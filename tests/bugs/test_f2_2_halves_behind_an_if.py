@@ -1,6 +1,6 @@
 """pytorch/pytorch#38375.
 
-Symptom: with `new_group` in the branches of an if/else, one for each half of the ranks, an all-gather dies with a broken
+Symptom: with `new_group` in the branches of an if/else, one for each half of the ranks, a gather dies with a broken
 pipe, or gathers from a stranger. Cause: as 25390: both halves make "their first group", which torch gives one name.
 """
 

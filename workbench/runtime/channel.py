@@ -142,6 +142,11 @@ class GlooChannel:
                 f"every member of the group must make the same calls in the same order",
                 missing=missing,
             )
+        if isinstance(cause, TimeoutError):
+            return DeadlineError(
+                f"{self.key}: {what}: waited {self.timeout_s:g} s though every member entered it, so gloo itself does "
+                f"not move; look at the network between them, or raise timeout_s"
+            )
         return WorkbenchError(f"{self.key}: {what} failed though every member entered it: {cause}")
 
     def _watch_for_a_death(self, what: str) -> None:
