@@ -85,8 +85,7 @@ class Fabric:
     @property
     def nvlink(self) -> Verdict:
         """Whether every two members of one host are NVLink peers of each other."""
-        for one, other in self._pairs():
-            link = _link(one, other)
+        for one, other, link in self._pairs():
             if link is None or not link.nvlink:
                 ranks = name_ranks((one.world_rank, other.world_rank))
                 return Verdict(False, f"{ranks} of {one.node} are not connected by NVLink")
@@ -159,29 +158,25 @@ class Fabric:
             shares.setdefault(read(facts), []).append(facts.world_rank)
         return shares
 
-    def _pairs(self) -> Iterator[tuple[Facts, Facts]]:
-        """Ordered pairs of different members that share a host."""
+    def _pairs(self) -> Iterator[tuple[Facts, Facts, Link | None]]:
+        """Ordered pairs of different members that share a host, with what the first knows of the way to the second."""
         by_host: dict[str, list[Facts]] = {}
         for facts in self.facts:
             by_host.setdefault(facts.host, []).append(facts)
         for members in by_host.values():
             for one in members:
+                links = {link.device: link for link in one.links}
                 for other in members:
                     if one is not other:
-                        yield one, other
+                        yield one, other, links.get(other.device)
 
     def _all_links(self, what: str, read: Callable[[Link], Any]) -> Verdict:
-        for one, other in self._pairs():
-            link = _link(one, other)
+        for one, other, link in self._pairs():
             trial = read(link) if link is not None else None
             if trial is None or trial.outcome is not Outcome.WORKS:
                 way = f"{what} from world rank {one.world_rank} to world rank {other.world_rank}"
                 return Verdict(False, f"{way} {trial if trial is not None else _unseen(one)}")
         return Verdict(True, f"{what} tried and working between all GPUs of a host")
-
-
-def _link(one: Facts, other: Facts) -> Link | None:
-    return next((link for link in one.links if link.device == other.device), None)
 
 
 def _unseen(one: Facts) -> str:
@@ -195,7 +190,7 @@ def _reach(one: Facts, other: Facts) -> Verdict:
         return Verdict(True, "its own memory")
     if one.host != other.host:
         return Verdict(False, "untried (another host)")
-    link = _link(one, other)
+    link = next((link for link in one.links if link.device == other.device), None)
     if link is None:
         return Verdict(False, _unseen(one))
     return Verdict(link.peer_access.outcome is Outcome.WORKS, str(link.peer_access))
