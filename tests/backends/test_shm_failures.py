@@ -32,14 +32,16 @@ BIG = 64  # sixteen pieces: a rank that dies in the middle has not handed over e
 
 
 def named_segments() -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith("wbk-")]
+    """Segments of this process that still have a name."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"wbk-{os.getpid()}-")]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Any:
-    before = set(named_segments())
+    """No segment of an ended process stays, whatever a test does. Other programs on the machine may have live ones."""
+    before = segments.list_segments()
     yield
-    assert set(named_segments()) <= before
+    assert {s.name for s in segments.list_segments() if not s.alive} <= {s.name for s in before}
 
 
 class Board:
@@ -125,18 +127,27 @@ def test_a_rank_killed_inside_a_call_is_named_within_a_second(in_place: bool) ->
         assert noticed - board[3] < 5
 
 
-def test_a_rank_that_finished_its_part_may_be_gone() -> None:
-    """Rank 2 completes the call, closes and exits while rank 1, which reads in place, is still awaited by rank 0."""
+def test_a_rank_killed_after_it_handed_over_everything_is_not_missed() -> None:
+    board = Board()
 
     def work(workspace: Any, rank: int) -> float:
-        x = workspace.empty((1, HIDDEN), torch.bfloat16)
-        x.fill_(1.0)
-        total = workspace.all_reduce(x if rank == 0 else ones())
-        workspace.close()
-        return float(total[0, 0])
+        workspace.all_reduce(ones())
+        if rank == 2:
+            board[2] = 1.0
+        if rank == 1:
+            board.wait_for(3)
+            time.sleep(0.5)  # meanwhile rank 0 waits for this rank and looks at the dead one
+        return float(workspace.all_reduce(ones())[0, 0])
 
-    for _ in range(5):
-        assert [o.value for o in outcomes_of(3, work)] == [3.0] * 3
+    def kill(pids: Sequence[int]) -> None:
+        board.wait_for(2)
+        time.sleep(0.3)
+        os.kill(pids[2], signal.SIGKILL)
+        board[3] = 1.0
+
+    ended = outcomes_of(3, work, while_running=kill)
+    assert [o.value for o in ended[:2]] == [3.0, 3.0]
+    assert ended[2].signal == signal.SIGKILL
 
 
 def test_a_stopped_rank_is_named_when_the_deadline_passes() -> None:
@@ -177,21 +188,26 @@ def test_a_stopped_rank_is_named_when_the_deadline_passes() -> None:
     assert ended[0].value[2] > 0.4
 
 
-def test_ctrl_c_comes_through_a_wait_and_the_peers_are_told() -> None:
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
+def test_ctrl_c_comes_through_a_wait_and_the_peers_are_told(in_place: bool) -> None:
     board = Board()
 
     def work(workspace: Any, rank: int) -> Any:
-        workspace.all_reduce(ones())
+        x = workspace.empty((1, HIDDEN), torch.bfloat16) if in_place else ones()
+        x.fill_(1.0)
+        workspace.all_reduce(x)
         if rank == 0:
             board[0] = 1.0
             with pytest.raises(KeyboardInterrupt):
-                workspace.all_reduce(ones())
+                workspace.all_reduce(x)
             noticed = time.monotonic()
+            x.fill_(-1.0)
             later = then_closed(workspace)
             board[1] = 1.0
             return noticed, later
         board.wait_for(1)
-        assert workspace.all_reduce(ones())[0, 0] == 2.0  # the other had handed over all it had
+        if not in_place:  # the other had handed over all it had; what is read in place may be overwritten by now
+            assert workspace.all_reduce(ones())[0, 0] == 2.0
         with pytest.raises(ClosedError) as caught:
             workspace.all_reduce(ones())
         return str(caught.value), then_closed(workspace)
@@ -267,6 +283,22 @@ def test_different_calls_are_told_while_a_third_rank_is_absent() -> None:
     assert texts[1:] == [texts[0]] * 2
 
 
+def test_a_sleeping_rank_is_woken_by_its_peer() -> None:
+    """Without the wake-up each of the 60 calls would sleep a full slice of 100 ms: 6 s at least."""
+
+    def work(workspace: Any, rank: int) -> float:
+        workspace.all_reduce(ones())
+        started = time.monotonic()
+        for _ in range(60):
+            time.sleep(0.005 * rank)
+            workspace.all_reduce(ones())
+        return time.monotonic() - started
+
+    elapsed = outcomes_of(2, work)[0].value
+    print(f"60 calls of a rank that is 5 ms late each time: {elapsed:.3f} s")
+    assert elapsed < 5
+
+
 def test_a_refused_call_leaves_the_workspace_good() -> None:
     def work(workspace: Any, rank: int) -> float:
         with pytest.raises(CapacityError, match="65 tokens asked, prepared for at most 64"):
@@ -328,6 +360,7 @@ def test_close_gives_everything_back_and_tensors_stay_readable() -> None:
     def rank_main(rank: int) -> tuple[int, int]:
         with channels((0, 1)) as [channel]:
             workspace = shm.bind(channel, request(HIDDEN))
+            assert named_segments() == []
             assert mappings() == 2
             assert open_files() == 4  # the own lock, two mappings, the peer's process
             kept = workspace.empty((2, HIDDEN), torch.bfloat16)
@@ -359,6 +392,7 @@ def test_a_forked_child_that_ends_leaves_its_parent_in_the_group() -> None:
                 os._exit(0)
             os.waitpid(child, 0)
             channel.gather(None)
+            time.sleep(0.4 * rank)  # the other waits long enough to look whether this rank left
             total = float(workspace.all_reduce(ones())[0, 0])
             workspace.close()
             return total
