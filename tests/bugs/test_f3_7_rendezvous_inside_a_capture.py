@@ -49,11 +49,8 @@ def test_making_a_workspace_inside_is_refused_by_name_and_a_known_one_is_used() 
 
     for rank, (texts, value) in enumerate(run_ranks(2, body)):
         assert value == 16.0
-        assert (
-            texts
-            == [
-                f"prepare on world rank {rank} while a capture is on; it waits for other ranks or moves memory, so do it "
-                f"before the capture, on every rank"
-            ]
-            * 2
+        refusal = (
+            f"prepare on world rank {rank} while a capture is on; it waits for other ranks or moves memory, "
+            f"so do it before the capture, on every rank"
         )
+        assert texts == [refusal] * 2
