@@ -366,7 +366,7 @@ def _layout(library: Path, request: Request) -> Layout:
 
 def _patience(num_ranks: int) -> tuple[int, int]:
     """Polls and yields before sleeping: long where every rank can have a core, next to none where they must share."""
-    return (100, 200) if len(os.sched_getaffinity(0)) >= num_ranks else (50, 4)
+    return (100, 500) if len(os.sched_getaffinity(0)) >= num_ranks else (50, 4)
 
 
 def _host() -> list[str]:
