@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.plan import Candidate, Plan, Standing, decide_backend
+from workbench.plan import Candidate, Plan, Standing, decide_backend, find_switch
+from workbench.settings import Settings
 
 OK = (True, "fine")
 
@@ -43,3 +44,17 @@ def test_a_plan_prints_on_one_line_and_survives_json() -> None:
         "tp[0,1]: gloo (default): the first path that every member can take; up to 64 tokens in 0 bytes a rank; "
         "not shm: world rank 1: no compiler"
     )
+
+
+def test_equal_reasons_are_printed_once() -> None:
+    plan = Plan(group="tp[0,1]", choice="c", reason="r", rejected=(("a", "far"), ("b", "far"), ("d", "off")))
+    assert str(plan).endswith("; not a, b: far; not d: off")
+
+
+def test_switches_rule_out_the_backends_they_name() -> None:
+    off = "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
+    told = {b: find_switch(b, Settings(custom_all_reduce=False)) for b in ("shm", "custom", "nccl", "gloo", "alone")}
+    assert told == {"shm": off, "custom": off, "nccl": "", "gloo": "", "alone": ""}
+    told = {b: find_switch(b, Settings(fusion=False)) for b in ("shm", "custom", "nccl")}
+    assert told == {"shm": "switched off by WORKBENCH_FUSION=0", "custom": "", "nccl": ""}
+    assert find_switch("shm", Settings()) == ""

@@ -1,0 +1,289 @@
+"""Pins which path a group takes: over every combination of host, clique, allocator, architecture, width and switch.
+
+Pinned exactly: which paths exist where, their order, the reasons' ranks, and that no policy stands before the
+capability check. A default only: the sizes at which algorithms change, which are the shipped tables'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fabric.made import FAILS, blind, fabric_of, make_fabric, make_facts, with_one
+from workbench.errors import ArgumentError
+from workbench.fabric import NO_CLIQUE, Allocator, Fabric, Facts, simulated
+from workbench.plan import Ask, Plan, Standing, decide_path, shipped_tables
+from workbench.ranks import GroupKey
+from workbench.settings import Settings
+
+SMALL = Ask(hidden=4096, tokens=1)  # 8 KiB a rank
+UP_TO_8 = {2, 3, 4, 5, 6, 7, 8}
+# architecture -> widths with a custom path, where links allow one at all
+WIDTHS: dict[str, set[int]] = {"sm80": set(), "sm90": UP_TO_8, "sm100": UP_TO_8 | {16}, "sm103": UP_TO_8 | {16}}
+# (custom all-reduce on, fusion on, symmetric memory offered) -> the choice where the custom path exists, where only
+# links exist, and where neither does
+CHOICES = {
+    (True, True, False): ("custom.fused.push", "nccl", "nccl"),
+    (True, True, True): ("custom.fused.push", "symm_mem", "nccl"),
+    (True, False, False): ("custom.push", "nccl", "nccl"),
+    (True, False, True): ("custom.push", "symm_mem", "nccl"),
+    (False, True, False): ("nccl", "nccl", "nccl"),
+    (False, True, True): ("symm_mem", "symm_mem", "nccl"),
+    (False, False, False): ("nccl", "nccl", "nccl"),
+    (False, False, True): ("symm_mem", "symm_mem", "nccl"),
+}
+
+
+def test_the_choice_for_every_combination() -> None:
+    """The allocator never matters; the clique matters across hosts only; a width is a matter of the table only."""
+    checked: dict[str, int] = {}
+    for arch, widths in WIDTHS.items():
+        for size in range(2, 17):
+            for one_host in (True, False):
+                for clique in (True, False):
+                    for allocator in (Allocator.PLAIN, Allocator.VMM_POSIX_FD, Allocator.VMM_FABRIC):
+                        fabric = make_fabric(
+                            size, num_hosts=1 if one_host else 2, clique=clique, allocator=allocator, arch=arch
+                        )
+                        linked = one_host or clique
+                        column = 0 if linked and size in widths else 1 if linked else 2
+                        for (custom, fusion, symmetric), choices in CHOICES.items():
+                            settings = Settings(custom_all_reduce=custom, fusion=fusion)
+                            plan = decide_path(fabric, replace(SMALL, symmetric_memory=symmetric), settings)
+                            assert plan.choice == choices[column], (arch, size, one_host, clique, allocator, plan)
+                            checked[plan.choice] = checked.get(plan.choice, 0) + 1
+    assert checked == {"custom.fused.push": 414, "custom.push": 414, "nccl": 3186, "symm_mem": 1746}
+    assert sum(checked.values()) == 4 * 15 * 2 * 2 * 3 * 8
+
+
+def test_plans_in_full() -> None:
+    trays = simulated("gb200-4x4")
+    tp16 = Fabric(GroupKey("tp", tuple(range(16))), tuple(trays.facts_of(r) for r in range(16)))
+    group = "tp[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"
+    assert decide_path(tp16, Ask(hidden=7168, tokens=1)) == Plan(
+        group=group,
+        choice="custom.fused.push",
+        reason="14 KiB a rank is in row 1 of sm100/ws16 fused, 152 blocks; on 4 hosts in one NVLink clique "
+        "(gb200-4x4-fabric clique 0)",
+        fallback=f"custom over {group} above 256 KiB",
+        capacity_tokens=1,
+        workspace_bytes=430144,  # 2 halves x 15 peers x 14336, and 64 of control words
+        standing=Standing.DEFAULT,
+    )
+    pair = make_fabric(2, multicast=True)
+    assert decide_path(pair, Ask(hidden=7168, tokens=4096)) == Plan(
+        group="tp[0,1]",
+        choice="nccl",
+        reason="takes any size over any links",
+        rejected=(
+            ("custom.fused", "56 MiB is above the 16 MiB at which sm90/ws2 fused ends"),
+            ("custom", "56 MiB is above the 16 MiB at which sm90/ws2 graph ends"),
+        ),
+        capacity_tokens=4096,
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "missing"),
+    [
+        ("ib-2x8", ["table sm90 has no width 16 (sixteen ranks were never tuned on Hopper", "in no NVLink clique"]),
+        (
+            "gb200-4x4-two-cliques",
+            ["in 2 NVLink cliques (world ranks 0..7: gb200-4x4-two-cliques-fabric clique 0; world ranks 8..15:"],
+        ),
+    ],
+)
+def test_sixteen_ranks_are_told_all_that_is_missing(machine: str, missing: list[str]) -> None:
+    place = simulated(machine)
+    fabric = Fabric(GroupKey("tp", tuple(range(16))), tuple(place.facts_of(r) for r in range(16)))
+    plan = decide_path(fabric, SMALL)
+    assert plan.choice == "nccl"
+    for text in missing:
+        assert text in dict(plan.rejected)["custom"]
+
+
+def test_no_policy_stands_before_the_capability_check() -> None:
+    """With a table that has every width, every width runs on one clique: code knows none (sgl-project/sglang#32541)."""
+    shipped = shipped_tables()["sm100"]
+    table = replace(shipped, entries=dict.fromkeys(range(2, 17), shipped.entries[16]), absent={})
+    for size in range(2, 17):
+        for num_hosts in (1, 2, size):
+            fabric = make_fabric(size, num_hosts=num_hosts, clique=True, arch="sm100")
+            assert decide_path(fabric, SMALL, tables={"sm100": table}).choice == "custom.fused.push", (size, num_hosts)
+
+
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_group_on_one_host_is_decided_without_reading_clique_or_allocator(tokens: int) -> None:
+    """For 200 tokens a multicast row is looked at too."""
+    for size in (2, 8, 16):
+        for multicast in (True, False):
+            fabric = make_fabric(size, arch="sm100", multicast=multicast)
+            for settings in (Settings(), Settings(fusion=False), Settings(custom_all_reduce=False)):
+                ask = Ask(hidden=7168, tokens=tokens, symmetric_memory=True)
+                assert decide_path(blind(fabric), ask, settings) == decide_path(fabric, ask, settings)
+
+
+DIFFERENCES: list[tuple[dict[str, Any], str, str]] = [
+    ({"arch": "sm100"}, "nccl", "mixed architectures (world ranks 0..4, 6, 7: sm90; world rank 5: sm100)"),
+    ({"device": ""}, "none", "world rank 5 without a GPU"),
+    ({"device": "GPU-2"}, "none", "world ranks 2, 5 share device GPU-2"),
+    ({"host": "boot-9", "node": "stray"}, "nccl", "on 2 hosts (world ranks 0..4, 6, 7: node0; world rank 5: stray)"),
+    ({"links": ()}, "nccl", "world ranks 0, 5 of node0 are not connected by NVLink"),
+    ({"clique": NO_CLIQUE}, "custom.fused.push", ""),
+    ({"allocator": Allocator.VMM_FABRIC}, "custom.fused.push", ""),
+    ({"multicast_supported": False}, "custom.fused.push", ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "choice", "reason"), DIFFERENCES, ids=[next(iter(d[0])) for d in DIFFERENCES])
+def test_one_member_that_differs_decides_for_all_and_is_named(fields: dict[str, Any], choice: str, reason: str) -> None:
+    fabric = make_fabric(8)
+    if "links" in fields:  # nobody sees the card, and the card sees nobody
+        facts = [replace(f, links=tuple(k for k in f.links if k.device != "GPU-5")) for f in fabric.facts]
+        fabric = fabric_of(tuple(facts))
+    plan = decide_path(with_one(fabric, 5, **fields), SMALL)
+    assert plan.choice == choice
+    assert reason in str(plan)
+    assert ("world rank" in " ".join(r for _, r in plan.rejected)) == bool(reason)
+
+
+def test_a_member_across_hosts_that_cannot_share_fabric_memory_is_named() -> None:
+    fabric = with_one(make_fabric(8, num_hosts=2, clique=True, arch="sm100"), 5, vmm_fabric=FAILS)
+    plan = decide_path(fabric, SMALL)
+    assert plan.choice == "nccl"
+    assert "world rank 5: sharing memory by a fabric handle fails (read back other words)" in str(plan)
+
+
+def test_switches_are_told_as_reasons() -> None:
+    fabric = make_fabric(8)
+    assert decide_path(fabric, SMALL, Settings(custom_all_reduce=False)).rejected == (
+        ("custom.fused", "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"),
+        ("custom", "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"),
+    )
+    plan = decide_path(fabric, SMALL, Settings(fusion=False))
+    assert (plan.choice, plan.rejected) == (
+        "custom.push",
+        (("custom.fused", "switched off by WORKBENCH_FUSION=0"),),
+    )
+    assert decide_path(fabric, replace(SMALL, fused=False)).rejected == ()
+
+
+# tokens of hidden 4096 in bf16 (8 KiB each) on eight Hopper GPUs: where the answer changes
+EDGES = [
+    (0, "custom.fused.push"),
+    (16, "custom.fused.push"),  # 128 KiB
+    (17, "custom.two_shot_pull"),
+    (2048, "custom.two_shot_pull"),  # 16 MiB
+    (2049, "nccl"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "choice"), EDGES)
+def test_larger_messages_fall_through(tokens: int, choice: str) -> None:
+    assert decide_path(make_fabric(8), Ask(hidden=4096, tokens=tokens)).choice == choice
+
+
+def test_an_input_that_custom_accepts_never_takes_symmetric_memory() -> None:
+    """And one that it refuses does, if offered. The order is data: the old order gives the old answer."""
+    fabric = make_fabric(8)
+    checked = 0
+    for tokens in range(0, 4096, 37):
+        ask = Ask(hidden=4096, tokens=tokens, symmetric_memory=True)
+        choice = decide_path(fabric, ask).choice
+        assert choice.startswith("custom") if tokens <= 2048 else choice == "symm_mem", tokens
+        assert decide_path(fabric, ask, order=("symm_mem", "custom.fused", "custom", "nccl")).choice == "symm_mem"
+        checked += 1
+    assert checked == 111
+
+
+def test_fallbacks_name_the_path_the_group_and_the_size() -> None:
+    fabric = make_fabric(8)
+    group = "tp[0,1,2,3,4,5,6,7]"
+    assert decide_path(fabric, SMALL).fallback == f"custom over {group} above 128 KiB"
+    assert decide_path(fabric, replace(SMALL, fused=False)).fallback == f"nccl over {group} above 16 MiB"
+    offered = replace(SMALL, fused=False, symmetric_memory=True)
+    assert decide_path(fabric, offered).fallback == f"symm_mem over {group} above 16 MiB"
+
+
+def test_multicast_rows_need_the_capability_and_say_so() -> None:
+    ask = Ask(hidden=4096, tokens=100)  # 800 KiB: a multicast row of sm90/ws8 stands before the two-shot one
+    on, off = make_fabric(8, multicast=True), make_fabric(8)
+    assert decide_path(on, ask).choice == "custom.multicast"
+    plan = decide_path(off, ask)
+    assert plan.choice == "custom.two_shot_pull"
+    assert dict(plan.rejected)["custom.multicast"] == (
+        "world ranks 0..7: multicast is off; WORKBENCH_MULTICAST=1 allows it"
+    )
+
+
+def test_captured_and_eager_calls_read_their_own_rows() -> None:
+    fabric = make_fabric(4)
+    ask = Ask(hidden=4096, tokens=80, fused=False)  # 640 KiB
+    assert decide_path(fabric, ask).choice == "custom.two_shot_pull"
+    assert decide_path(fabric, replace(ask, captured=False)).choice == "custom.push"
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "fused", "bytes_"),
+    [
+        (2, 1, True, 2 * 1 * 8192 + 64),
+        (8, 16, True, 2 * 7 * 131072 + 64),
+        (8, 16, False, 2 * 7 * 131072),
+        (8, 17, False, 2 * 7 * 131072 + 17 * 8192 + 128 * 64),  # pushed up to 128 KiB, pulled above
+        (8, 2049, False, 0),  # nccl's own affair
+    ],
+)
+def test_workspace_bytes_are_those_of_the_staging(size: int, tokens: int, fused: bool, bytes_: int) -> None:
+    plan = decide_path(make_fabric(size), Ask(hidden=4096, tokens=tokens, fused=fused))
+    assert plan.workspace_bytes == bytes_
+
+
+def test_groups_of_one_rank_and_groups_of_cpu_ranks() -> None:
+    assert decide_path(make_fabric(1), SMALL).choice == "alone"
+    facts = tuple(Facts(world_rank=r, host="boot-0", node="node0") for r in range(4))
+    assert decide_path(fabric_of(facts), SMALL).choice == "shm"
+    assert decide_path(fabric_of(facts), SMALL, Settings(fusion=False)).rejected == (
+        ("shm", "switched off by WORKBENCH_FUSION=0"),
+    )
+    apart = fabric_of((*facts[:3], replace(facts[3], host="boot-1", node="node1")))
+    plan = decide_path(apart, SMALL)
+    assert (plan.choice, plan.rejected) == (
+        "gloo",
+        (("shm", "on 2 hosts (world ranks 0..2: node0; world rank 3: node1); shared memory ends at the host"),),
+    )
+
+
+def test_a_group_that_nothing_can_serve_is_unsupported_with_every_reason() -> None:
+    facts = make_facts(2)
+    plan = decide_path(fabric_of((facts[0], replace(facts[1], device="", arch=""))), SMALL)
+    assert (plan.choice, plan.standing, plan.capacity_tokens) == ("none", Standing.UNSUPPORTED, 0)
+    assert [name for name, _ in plan.rejected] == ["custom.fused", "custom", "nccl"]
+
+
+def test_a_measured_table_makes_the_choice_measured() -> None:
+    table = replace(shipped_tables()["sm90"], standing=Standing.MEASURED)
+    assert decide_path(make_fabric(8), SMALL, tables={"sm90": table}).standing is Standing.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"hidden": 0}, "hidden=0"),
+        ({"hidden": True}, "hidden=True"),
+        ({"tokens": -1}, "tokens=-1"),
+        ({"tokens": 1 << 25}, "allowed: whole numbers from 0 to 16777216"),
+        ({"dtype": "int8"}, "dtype='int8'; allowed: bfloat16, float16, float32"),
+    ],
+)
+def test_an_ask_out_of_bounds_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        Ask(**{"hidden": 4096, "tokens": 1, **fields})
+    assert told in str(refused.value)
+
+
+def test_rows_that_are_no_whole_vectors_stay_with_the_library() -> None:
+    plan = decide_path(make_fabric(8), Ask(hidden=4100, tokens=1))
+    assert plan.choice == "nccl"
+    assert dict(plan.rejected)["custom"] == "rows of 8200 bytes; allowed: multiples of 16"

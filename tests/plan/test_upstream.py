@@ -1,0 +1,159 @@
+"""Pins what engines decided before and after each of three fixes, and what became of variables and models.
+
+Sources: sgl-project/sglang#21249 (context-parallel limit), vllm-project/vllm#35424, #41458, #43616, #45917 (the gate on
+pipeline and data parallelism), sgl-project/sglang#32339, #32541, #35061 (widths across hosts, clique and allocator).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fabric.made import make_fabric
+from workbench.errors import ArgumentError
+from workbench.fabric import Allocator, Fabric, simulated
+from workbench.plan import (
+    UPSTREAM_SYSTEMS,
+    Ask,
+    ask_upstream,
+    describe_situation,
+    find_model,
+    find_retired,
+    listed_models,
+    upstream_rules,
+)
+from workbench.ranks import GroupKey, GroupMap
+
+ASK = Ask(hidden=7168, tokens=64)
+
+
+def answers(system: str, topic: str, situation: dict[str, Any]) -> list[bool]:
+    return [ask_upstream(rule, situation).ok for rule in upstream_rules(system, topic)]
+
+
+def situation_of(group_map: GroupMap, machine: str, kind: str, **more: Any) -> dict[str, Any]:
+    place = simulated(machine)
+    key = group_map.keys(kind)[0]
+    fabric = Fabric(key, tuple(place.facts_of(r) for r in key.world_ranks))
+    hosts = {place.facts_of(r).host for r in range(group_map.world_size)}
+    return describe_situation(group_map, fabric, ASK, num_hosts=len(hosts), **more)
+
+
+def test_rules_are_kept_oldest_first() -> None:
+    assert [[r.id for r in upstream_rules("sglang", t)] for t in ("custom_all_reduce", "fusion", "auto_enable")] == [
+        ["one-host", "one-clique", "widths-2-to-8-across-hosts", "capability"],
+        ["cp-limit", "subgroups"],
+        ["sixteen-models", "seventeen-models"],
+    ]
+    assert [r.id for r in upstream_rules("vllm", "fusion")] == ["no-pp-no-dp", "gate-lifted", "no-pp", "group-passed"]
+    for system in UPSTREAM_SYSTEMS:
+        for rule in upstream_rules(system, "fusion"):
+            assert rule.source
+            assert rule.cost
+            assert "\n" not in str(rule)
+
+
+def test_context_parallelism_was_refused_before_the_fix_and_not_after() -> None:
+    with_cp = situation_of(GroupMap.build("sglang", tp=8, attn_cp=2), "b200x8", "attention_tp")
+    without = situation_of(GroupMap.build("sglang", tp=8), "b200x8", "tp")
+    assert answers("sglang", "fusion", with_cp) == [False, True]
+    assert answers("sglang", "fusion", without) == [True, True]
+    before = upstream_rules("sglang", "fusion")[0]
+    assert ask_upstream(before, with_cp).reason == "attn_cp=2 is above 1: the fused workspace knew no subgroups"
+
+
+def test_pipeline_and_data_parallelism_came_and_went() -> None:
+    plain = situation_of(GroupMap.build("vllm", tp=4), "b200x8", "tp")
+    with_pp = situation_of(GroupMap.build("vllm", tp=2, pp=2), "b200x8", "tp")
+    with_dp = situation_of(GroupMap.build("vllm", tp=2, dp=2), "b200x8", "tp")
+    assert answers("vllm", "fusion", plain) == [True, True, True, True]
+    assert answers("vllm", "fusion", with_pp) == [False, True, False, True]
+    assert answers("vllm", "fusion", with_dp) == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("size", "num_hosts", "clique", "allocator", "expected"),
+    [
+        # one-host, one-clique, widths-2-to-8-across-hosts, capability
+        (8, 1, False, "plain", [True, True, True, True]),
+        (8, 2, True, "vmm-fabric", [False, True, True, True]),
+        (8, 2, True, "plain", [False, True, False, False]),  # two trays of four at TP8: the 18 %
+        (16, 4, True, "vmm-fabric", [False, True, False, True]),  # TP16, lost to a policy and given back
+        (16, 4, True, "plain", [False, True, False, False]),
+        (16, 4, False, "vmm-fabric", [False, False, False, False]),
+        (12, 1, False, "plain", [False, True, True, False]),
+    ],
+)
+def test_groups_across_hosts_version_by_version(
+    size: int, num_hosts: int, clique: bool, allocator: str, expected: list[bool]
+) -> None:
+    fabric = make_fabric(size, num_hosts=num_hosts, clique=clique, allocator=Allocator(allocator), arch="sm100")
+    group_map = GroupMap.build("sglang", tp=size)
+    situation = describe_situation(group_map, fabric, ASK, num_hosts=num_hosts)
+    assert answers("sglang", "custom_all_reduce", situation) == expected
+
+
+def test_every_reason_against_is_told_and_the_cost_with_it() -> None:
+    fabric = make_fabric(16, num_hosts=2, arch="sm90")
+    situation = describe_situation(GroupMap.build("sglang", tp=16), fabric, ASK, num_hosts=2)
+    verdict = ask_upstream(upstream_rules("sglang", "custom_all_reduce")[-1], situation)
+    assert verdict.reason == (
+        "no tuned row for 16 ranks on sm90; the group crosses hosts and is not one NVLink clique; "
+        "the group crosses hosts and the caching allocator is not VMM-backed"
+    )
+    assert "220.7 to 180.0 tokens/s" in verdict.evidence[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "sizes", "reason"),
+    [
+        ("Qwen3MoeForCausalLM", "h100x8", {"tp": 8}, ""),
+        ("DeepseekV4", "gb200-2x4", {"tp": 8}, ""),
+        ("Llama", "h100x8", {"tp": 8}, "Llama is not on the list of models"),
+        ("GptOss", "ib-2x8", {"tp": 16}, "2 hosts of sm90: several hosts need Blackwell"),
+        ("GptOss", "h100x8", {"tp": 1}, "tp=1: nothing to reduce"),
+        ("GptOss", "h100x8", {"tp": 8, "attn_dp": 2}, "DP attention is on"),
+    ],
+)
+def test_the_list_of_models(model: str, machine: str, sizes: dict[str, int], reason: str) -> None:
+    name, _ = find_model(model)
+    situation = situation_of(GroupMap.build("sglang", **sizes), machine, "tp", model=name)
+    verdict = ask_upstream(upstream_rules("sglang", "auto_enable")[-1], situation)
+    assert verdict.ok == (reason == "")
+    assert reason in verdict.reason
+
+
+def test_models_are_known_by_their_several_spellings() -> None:
+    assert len(listed_models()) == 17
+    for spelling in ("DeepseekV3", "DeepseekV3ForCausalLM", "deepseek_v3", " deepseek-v3 "):
+        assert find_model(spelling) == ("DeepseekV3", "")
+    assert find_model("Qwen3Next2") == ("Qwen3Next2", "nearest listed: Qwen3Next")
+    assert find_model("Llama") == ("Llama", "")
+    earlier = upstream_rules("sglang", "auto_enable")[0].requires[0].value
+    assert set(listed_models()) - set(earlier) == {"DeepseekV4"}
+
+
+def test_variables_that_no_longer_do_anything_are_told() -> None:
+    names = ["PATH", "SGLANG_ENABLE_CUSTOM_ALL_REDUCE_V2_MULTINODE", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2"]
+    assert [str(v) for v in find_retired(names)] == [
+        "SGLANG_ENABLE_CUSTOM_ALL_REDUCE_V2_MULTINODE is set and does nothing since 2026-08-16, "
+        "sgl-project/sglang#35061 (sglang); SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2 is the one switch there, "
+        "WORKBENCH_CUSTOM_ALL_REDUCE here"
+    ]
+    assert find_retired(["SGLANG_FLASHINFER_FORCE_POSIX_FD_TRANSPORT"])
+
+
+def test_a_situation_that_lacks_a_fact_is_refused_by_name() -> None:
+    rule = upstream_rules("sglang", "fusion")[0]
+    with pytest.raises(ArgumentError, match="asks for 'dp_attention', which the situation does not tell"):
+        ask_upstream(rule, {"arch": "sm90"})
+    with pytest.raises(ArgumentError, match="no rules for 'megatron' 'fusion'; there are sglang custom_all_reduce"):
+        upstream_rules("megatron", "fusion")
+
+
+def test_situations_name_the_group_that_was_asked_about() -> None:
+    group_map = GroupMap.build("sglang", tp=8, attn_cp=2)
+    situation = situation_of(group_map, "b200x8", "attention_tp")
+    assert (situation["group_size"], situation["tp"], situation["attn_cp"]) == (4, 8, 2)
+    assert group_map.keys("attention_tp")[0] == GroupKey("attention_tp", (0, 1, 2, 3))
