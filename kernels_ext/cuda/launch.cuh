@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "push.cuh"
-#include "stream.cuh"
 
 namespace wbk {
 
@@ -30,12 +29,10 @@ template <class T, class Ranks> struct Push {
   }
 
   template <class Epilogue> int with_ranks() const {
-    if (c.algorithm == WBK_STREAM) return c.ranks == 2 ? go(stream_kernel<T, Epilogue, Ranks>) : kBadChoice;
-    if (c.ranks == 2)
-      return c.poll == WBK_POLL_ALL ? go(push_kernel<T, 2, false, Epilogue, Ranks>) : go(push_kernel<T, 2, true, Epilogue, Ranks>);
-    if (c.ranks == 4) return go(push_kernel<T, 4, false, Epilogue, Ranks>);
-    if (c.ranks == 8) return go(push_kernel<T, 8, false, Epilogue, Ranks>);
-    return go(push_kernel<T, 0, false, Epilogue, Ranks>);
+    if (c.ranks == 2) return go(push_kernel<T, 2, Epilogue, Ranks>);
+    if (c.ranks == 4) return go(push_kernel<T, 4, Epilogue, Ranks>);
+    if (c.ranks == 8) return go(push_kernel<T, 8, Epilogue, Ranks>);
+    return go(push_kernel<T, 0, Epilogue, Ranks>);
   }
 
   int go(void (*kernel)(PushArgs<Ranks>)) const {
@@ -58,11 +55,11 @@ template <class T, class Ranks> struct Push {
     most /= copies;
     if (resident) return *resident = most, 0;
 
-    const uint32_t senders = c.algorithm == WBK_STREAM ? c.senders : 0, allowed = c.max_lanes ? c.max_lanes : uint32_t(most);
-    if (allowed <= senders || allowed > uint32_t(most) || allowed * c.cluster >= kCall) return kTooManyLanes;
-    const uint32_t lanes = lanes_for(c.tokens, allowed - senders);
+    const uint32_t allowed = c.max_lanes ? c.max_lanes : uint32_t(most);
+    if (allowed > uint32_t(most) || allowed * c.cluster >= kCall) return kTooManyLanes;
+    const uint32_t lanes = lanes_for(c.tokens, allowed);
     if (lanes == 0) return 0;
-    config.gridDim = dim3(c.cluster, senders + lanes, copies);
+    config.gridDim = dim3(c.cluster, lanes, copies);
     if (c.pdl && !c.virtual_ranks) {
       attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
@@ -81,7 +78,7 @@ template <class T, class Ranks> struct Push {
     args.timeout_ns = c.timeout_ns;
     args.layout = {c.ranks, c.capacity, vectors};
     args.first_rank = c.first_rank, args.tokens = c.tokens, args.trigger = c.trigger;
-    args.rows = (c.tokens + lanes - 1) / lanes, args.senders = senders;
+    args.rows = (c.tokens + lanes - 1) / lanes;
     args.round_twice = c.round_twice, args.group = c.group, args.op = c.op;
     args.inverse_hidden = 1.f / float(c.hidden), args.eps = c.eps, args.weight_bias = c.weight_bias;
     return cudaLaunchKernelEx(&config, kernel, args);

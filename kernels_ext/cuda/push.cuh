@@ -4,7 +4,9 @@
 //   norm[t] = T(sum[t] * rsqrt(mean(sum[t]^2) + eps) * (weight_bias + weight))
 //
 // Grid: C blocks (a cluster, in x) for each of G lanes (y) of every virtual rank (z). Row t belongs to lane t mod G. A thread owns the
-//   same 16-byte vector of every row of its lane. C = 7 or 8 and few threads for few tokens, fewer blocks of more threads for many.
+//   same 16-byte vector of every row of its lane. Blocks of some
+//   128 threads did best for few tokens, of some 256 for many; at 48 registers a thread the next grid's blocks fit beside this
+//   one's, so that they are there when it ends.
 // Steps, for every row of a lane:
 //   1 push     own vector to every peer's slot; it also stays in registers
 //   2 wait     until every peer's vector has come into the own slot; put the sentinel back
@@ -39,8 +41,8 @@ namespace wbk {
 
 // ---- kernel
 
-template <class T, int kRanks, bool kFirst, class Epilogue, class Ranks>
-__global__ void __launch_bounds__(1024, 1) push_kernel(const __grid_constant__ PushArgs<Ranks> a) {
+template <class T, int kRanks, class Epilogue, class Ranks>
+__global__ void __maxnreg__(kRanks == 2 ? 48 : 64) push_kernel(const __grid_constant__ PushArgs<Ranks> a) {
   constexpr int kCount = Numbers<T>::kCount;
   constexpr int kBatch = kRanks ? kRanks : 4; // slots of how many ranks are polled together
   __shared__ RowSum row_sum;
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(1024, 1) push_kernel(const __grid_constant__ P
       Vector *slots = a.slots[rank];
       if constexpr (kRanks == 2) {
         Vector *slot = slots + a.layout.plane(half, 0, 1) + at, got;
-        failed = !receive<kFirst>(a, me, slot, actives, rank, 1 - rank, lane + i * step, calls, got);
+        failed = !receive(a, me, slot, actives, rank, 1 - rank, lane + i * step, calls, got);
         float mine[kCount];
         unpack<T>(got, acc);
         unpack<T>(own, mine);
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(1024, 1) push_kernel(const __grid_constant__ P
       if (active && !failed) store_plain(static_cast<Vector *>(me.sum) + at, sum);
 
       float total;
-      if (!row_sum.take(i, num_parts, total)) return; // alike in every warp of the cluster
+      if (!row_sum.take(i, num_parts, blocks, total)) return; // alike in every warp of the cluster
       // 5 norm
       const float scale = rsqrtf(total * a.inverse_hidden + a.eps);
       if (active) {

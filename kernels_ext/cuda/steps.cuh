@@ -1,4 +1,4 @@
-// What the push kernels share: parameters, the sentinel, bounded waits, the row sum of a cluster, the lane record. The protocol is
+// The pieces of the push kernel: parameters, the sentinel, bounded waits, the row sum of a cluster, the lane record. The protocol is
 // described in push.cuh.
 #pragma once
 #include <cuda_runtime.h>
@@ -24,7 +24,7 @@ template <class Ranks> struct PushArgs {
   const Vector *weight;
   uint64_t timeout_ns;
   Layout layout;
-  uint32_t first_rank, tokens, rows, senders, trigger, round_twice, group, op; // rows: most that a lane carries
+  uint32_t first_rank, tokens, rows, trigger, round_twice, group, op; // rows: most that a lane carries
   float inverse_hidden, eps, weight_bias;
 };
 
@@ -70,31 +70,21 @@ static __device__ __noinline__ bool comes_late(const Vector *slot, const WbkRank
   return true;
 }
 
-// Waits until a warp's vectors have all come. kFirst: its first thread polls alone until its own has come, which leaves L2 to the
-// link; then all read. `actives` are the threads of the warp that own a vector. False: gave up.
-template <bool kFirst, class Ranks>
+// Waits until a warp's vectors have all come. `actives` are the threads of the warp that own a vector. False: gave up.
+template <class Ranks>
 static __device__ __forceinline__ bool receive(const PushArgs<Ranks> &a, const WbkRank &me, const Vector *slot, uint32_t actives, uint32_t rank,
                                                uint32_t peer, uint32_t row, uint32_t calls, Vector &got) {
-  for (uint32_t rounds = 0;; ++rounds) {
+  for (uint32_t polls = 0;; ++polls) {
     got = load_relaxed_sys(slot);
     if (__all_sync(actives, has_come(got))) return true;
-    bool came = true;
-    if (kFirst) {
-      uint32_t polls = 0;
-      if (threadIdx.x % 32 == 0)
-        while (!has_come(load_relaxed_sys(slot)) && ++polls < kFastPolls) {
-        }
-      rounds += __any_sync(actives, polls == kFastPolls) ? kFastPolls : 0;
-    }
-    if (rounds >= kFastPolls) {
-      if (!has_come(got)) came = comes_late(slot, &me, a.timeout_ns, a.op, a.group, rank, peer, row, calls);
-      if (!__all_sync(actives, came)) return false;
-    }
+    if (polls < kFastPolls) continue;
+    bool came = has_come(got) || comes_late(slot, &me, a.timeout_ns, a.op, a.group, rank, peer, row, calls);
+    if (!__all_sync(actives, came)) return false;
   }
 }
 
 // Step 4: each warp's part of the row's sum of squares goes to every block of the cluster; a barrier in the receiving block counts
-// the bytes. Two sets, used in turn: a block sends for row i + 2 only after it has everybody's part of row i + 1, which was sent after
+// the bytes (a block that is alone synchronises instead). Two sets, used in turn: a block sends for row i + 2 only after it has everybody's part of row i + 1, which was sent after
 // row i's parts had been read. `leave`: this thread gives up.
 struct RowSum {
   uint64_t arrived[2];
@@ -116,15 +106,22 @@ struct RowSum {
 #pragma unroll
     for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
     const uint32_t word = __any_sync(~0u, leave) ? kLeave : __float_as_uint(squares), to = threadIdx.x % 32;
-    if (to < blocks)
+    if (blocks == 1) {
+      if (to == 0) parts[row & 1][threadIdx.x / 32] = __uint_as_float(word);
+    } else if (to < blocks) {
       store_async(address_in_block(shared_address(&parts[row & 1][block * (blockDim.x / 32) + threadIdx.x / 32]), to), word,
                   address_in_block(shared_address(&arrived[row & 1]), to));
+    }
   }
 
   // False: some thread of the cluster gives up, and every block learns it.
-  __device__ __forceinline__ bool take(uint32_t row, uint32_t num_parts, float &total) {
-    barrier_wait(&arrived[row & 1], (row >> 1) & 1);
-    if (threadIdx.x == 0) barrier_expect_bytes(&arrived[row & 1], num_parts * 4);
+  __device__ __forceinline__ bool take(uint32_t row, uint32_t num_parts, uint32_t blocks, float &total) {
+    if (blocks == 1) {
+      __syncthreads();
+    } else {
+      barrier_wait(&arrived[row & 1], (row >> 1) & 1);
+      if (threadIdx.x == 0) barrier_expect_bytes(&arrived[row & 1], num_parts * 4);
+    }
     bool leave = false;
     total = 0.f;
     for (uint32_t p = threadIdx.x % 32; p < num_parts; p += 32) {

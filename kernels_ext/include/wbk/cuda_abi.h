@@ -11,9 +11,6 @@ enum { WBK_CUDA_ABI = 1, WBK_CUDA_MAX_RANKS = 16 };
 enum { WBK_BF16 = 0, WBK_FP16 = 1, WBK_FP32 = 2 };
 enum { WBK_OP_ALL_REDUCE = 1, WBK_OP_ALL_REDUCE_ADD_RMS_NORM = 2 };
 
-enum { WBK_PUSH = 0, WBK_STREAM = 1 }; /* push.cuh; stream.cuh, for two ranks */
-enum { WBK_POLL_ALL = 0, WBK_POLL_FIRST = 1 }; /* who polls: every thread its vector, or the first of a warp until its own came */
-
 /* When the kernel lets the next kernel of the stream start (programmatic dependent launch). The next kernel still waits for
  * this one's end before it reads results, if it was launched that way; the choice only moves its prologue. */
 enum { WBK_TRIGGER_AT_START = 0, WBK_TRIGGER_AFTER_PUSH = 1, WBK_TRIGGER_AFTER_POLL = 2, WBK_TRIGGER_NEVER = 3 };
@@ -36,8 +33,7 @@ typedef struct {
 typedef struct {
   uint32_t op, dtype, ranks, first_rank, virtual_ranks; /* virtual_ranks 0: one real rank, first_rank */
   uint32_t tokens, hidden, capacity;                    /* capacity: tokens of the workspace */
-  uint32_t algorithm, poll, cluster, senders;           /* the choice; senders: lanes that only push, of WBK_STREAM */
-  uint32_t max_lanes, trigger;                          /* max_lanes: lanes this call may use, alike on all ranks; 0: all */
+  uint32_t cluster, max_lanes, trigger;                 /* the choice; max_lanes: lanes of this call, alike on all ranks; 0: all */
   uint32_t round_twice, group, pdl;
   float eps, weight_bias;
   uint64_t timeout_ns; /* bound of one wait for a peer */
