@@ -9,6 +9,7 @@ import contextlib
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -135,15 +136,17 @@ def demo(
       workbench demo --system vllm --size tp=2 --size dp=2
     """
     from workbench.demo import DemoSpec, claim_directory, default_layout, run_demo, show_document
-    from workbench.runtime.devices import choose_device
+    from workbench.runtime.devices import choose_demo_device
 
+    _refuse_repeats(sizes)
     chosen = dict(sizes)
     if system is None and not chosen:
-        system, chosen = default_layout(ranks or 4)
+        device, ranks = choose_demo_device(device, ranks)
+        system, chosen = default_layout(ranks)
     spec = DemoSpec(
         system=system or "sglang",
         sizes=chosen,
-        device=choose_device(device, ranks or 4),
+        device=device or "cpu",
         hidden=hidden,
         dtype=dtype,
         tokens=_token_counts(tokens),
@@ -158,6 +161,7 @@ def demo(
         )
     if not 2 <= world_size <= 64:
         raise click.UsageError(f"the sizes make a world of {world_size} ranks; the demo starts 2 to 64")
+    spec = replace(spec, device=choose_demo_device(device, world_size)[0])
     with claim_directory(out) as directory:
         document = run_demo(spec, directory, progress=_say)
     click.echo(json.dumps(document) if as_json else show_document(document))

@@ -46,7 +46,7 @@ def check_bits(s: Session, tokens: int, dtype: torch.dtype, rounding: str) -> No
     wanted = reference_all_reduce_add_rms_norm(parts, residual, weight, eps=EPS, rounding=Rounding(rounding))
     out = s.all_reduce_add_rms_norm(parts[s.world_rank].cuda(), residual.cuda(), weight.cuda(), eps=EPS, group="tp")
     assert torch.equal(out.residual.cpu(), wanted.residual), (tokens, dtype, rounding)
-    assert torch.allclose(out.norm.cpu().float(), wanted.norm.float(), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert torch.allclose(out.norm.cpu().float(), wanted.norm.float(), rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
 
 
 def check_capture(s: Session) -> None:

@@ -336,7 +336,7 @@ def test_fusion_switched_off_takes_gloo_and_says_so(monkeypatch: pytest.MonkeyPa
 
     choice, rejected = run_ranks(4, body)[0]
     assert choice == "gloo"
-    assert rejected == (("shm", "world ranks 0, 1, 2, 3: switched off by WORKBENCH_FUSION=0"),)
+    assert rejected == (("shm", "world ranks 0..3: switched off by WORKBENCH_FUSION=0"),)
 
 
 def test_after_close_every_call_says_so() -> None:

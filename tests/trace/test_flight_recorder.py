@@ -66,20 +66,20 @@ def whole(*, skip: tuple[int, int] = (-1, -1)) -> Trace:
 def test_torchfrtrace_matches_every_call_of_a_healthy_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log, collectives = analyse(whole(), tmp_path / "dumps", caplog)
     assert sorted(collectives) == [
-        "tp[0,2]:tp #1 gloo:all_reduce ok missing []",
-        "tp[0,2]:tp #2 gloo:all_reduce ok missing []",
-        "tp[0,2]:tp #3 gloo:all_reduce ok missing []",
-        "tp[1,3]:tp #1 gloo:all_reduce ok missing []",
-        "tp[1,3]:tp #2 gloo:all_reduce ok missing []",
-        "tp[1,3]:tp #3 gloo:all_reduce ok missing []",
-        "world[0,1,2,3]:world #1 gloo:all_reduce ok missing []",
+        "tp[0,2]:tp #1 nccl:all_reduce ok missing []",
+        "tp[0,2]:tp #2 nccl:all_reduce ok missing []",
+        "tp[0,2]:tp #3 nccl:all_reduce ok missing []",
+        "tp[1,3]:tp #1 nccl:all_reduce ok missing []",
+        "tp[1,3]:tp #2 nccl:all_reduce ok missing []",
+        "tp[1,3]:tp #3 nccl:all_reduce ok missing []",
+        "world[0,1,2,3]:world #1 nccl:all_reduce ok missing []",
     ]
     assert "Not all ranks" not in log
 
 
 def test_torchfrtrace_names_the_rank_that_never_came(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log, collectives = analyse(whole(skip=(3, 3)), tmp_path / "dumps", caplog)
-    assert "tp[1,3]:tp #3 gloo:all_reduce ok missing [3]" in collectives
+    assert "tp[1,3]:tp #3 nccl:all_reduce ok missing [3]" in collectives
     assert re.search(r"Not all ranks joining collective, sequence number: 3", log)
     assert "missing ranks: {3}" in log
     assert "decode at model.py:41" in log
@@ -112,7 +112,7 @@ def test_a_wrapped_ring_is_cut_where_all_members_still_have_the_call(
     events += [e for n in range(5, 9) for e in call(2, TP, n, 10 * n, 10 * n + 5)]
     found = trace(events, ranks=(0, 2), drops={2: Drops(total=8, by_group=((TP, 8),))})
     log, collectives = analyse(found, tmp_path / "dumps", caplog)
-    assert collectives == [f"tp[0,2]:tp #{n} gloo:all_reduce ok missing []" for n in (5, 6, 7, 8)]
+    assert collectives == [f"tp[0,2]:tp #{n} nccl:all_reduce ok missing []" for n in (5, 6, 7, 8)]
     assert "Not all ranks" not in log
 
 

@@ -27,7 +27,8 @@ _NAN_BITS = {
 def round_to(value_fp32: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A fresh tensor of `dtype`: each element rounded to nearest even once, every NaN with the same bits."""
     bits, integer = _NAN_BITS[dtype]
-    nan = torch.tensor(bits, dtype=integer, device=value_fp32.device).view(dtype)
+    # full, not tensor: a copy from the host is not allowed while a CUDA graph is being captured
+    nan = torch.full((), bits, dtype=integer, device=value_fp32.device).view(dtype)
     return torch.where(value_fp32.isnan(), nan, value_fp32.to(dtype))
 
 

@@ -22,3 +22,22 @@ def choose_device(asked: str | None, local_ranks: int, settings: Settings | None
     if device == "cuda" and torch.cuda.device_count() < 1:
         raise ArgumentError("device='cuda', but torch finds no usable GPU here; use 'cpu'")
     return device
+
+
+def choose_demo_device(asked: str | None, ranks: int | None, *, default_ranks: int = 4) -> tuple[str, int]:
+    """Device and number of ranks for a job on this machine, each with a GPU of its own if the device is cuda.
+
+    Without `ranks`: as many as there are GPUs on cuda, else `default_ranks`.
+    Raises: ArgumentError as choose_device, and for more ranks on cuda than there are GPUs. Local.
+    """
+    gpus = torch.cuda.device_count()
+    device = choose_device(asked, ranks or default_ranks)
+    if device == "cpu":
+        return device, ranks or default_ranks
+    ranks = ranks or gpus
+    if not 2 <= ranks <= gpus:
+        raise ArgumentError(
+            f"{ranks} ranks on cuda need a GPU each and at least two of them; torch finds {gpus}; use --device cpu, or "
+            f"2 to {gpus} ranks"
+        )
+    return device, ranks

@@ -245,7 +245,7 @@ def _entry(number: int, call: RankCall) -> dict[str, Json]:
         "collective_seq_id": event.sequence,
         "p2p_seq_id": 0,
         "op_id": event.sequence,
-        "profiling_name": f"gloo:{word}",
+        "profiling_name": f"nccl:{word}",  # what every torchfrtrace accepts; older ones know no gloo
         "time_created_ns": event.time_ns,
         "input_sizes": [shape],
         "input_dtypes": dtype,
