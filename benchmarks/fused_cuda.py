@@ -51,7 +51,7 @@ def step_tune(run):
     for tokens in run.args.tokens:
         x, residual, weight, norm, total = run.tensors(tokens)
         cases = {}
-        for cluster in (1, 2, 4, 7, 8, 14, 16):
+        for cluster in (2, 4, 7, 8, 14, 16):
             if hidden // 8 < 32 * cluster or (cluster > 8 and tokens > 64):
                 continue
             for trigger in (0, 1) if tokens < 64 else (1,):

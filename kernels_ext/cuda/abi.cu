@@ -22,7 +22,7 @@ bool sound(const WbkCall &c, bool pointers) {
   if (!norm && c.op != WBK_OP_ALL_REDUCE) return false;
   if (c.dtype > WBK_FP32 || c.ranks < 2 || c.ranks > WBK_CUDA_MAX_RANKS || c.first_rank + copies > c.ranks) return false;
   if (c.hidden == 0 || c.hidden % 8 || c.hidden > 16384 || c.capacity == 0 || c.tokens > c.capacity || c.trigger > WBK_TRIGGER_NEVER) return false;
-  if (c.cluster == 0 || c.cluster > wbk::kMaxCluster) return false;
+  if (c.cluster < 2 || c.cluster > wbk::kMaxCluster) return false;
   if (!pointers) return true;
   for (uint32_t r = 0; r < c.ranks; ++r)
     if (!c.slots[r] || !aligned(c.slots[r])) return false;

@@ -3,7 +3,7 @@
 //   sum[t]  = T(x_0[t] + x_1[t] + ... + x_{n-1}[t] + residual[t])        fp32, in group-rank order, rounded once
 //   norm[t] = T(sum[t] * rsqrt(mean(sum[t]^2) + eps) * (weight_bias + weight))
 //
-// Grid: C blocks (a cluster, in x) for each of G lanes (y) of every virtual rank (z). Row t belongs to lane t mod G. A thread owns the
+// Grid: C >= 2 blocks (a cluster, in x) for each of G lanes (y) of every virtual rank (z). Row t belongs to lane t mod G. A thread owns the
 //   same 16-byte vector of every row of its lane. Blocks of some
 //   128 threads did best for few tokens, of some 256 for many; at 48 registers a thread the next grid's blocks fit beside this
 //   one's, so that they are there when it ends.
@@ -191,7 +191,7 @@ __global__ void __maxnreg__(kRanks == 2 ? 48 : 64) push_kernel(const __grid_cons
       if (active && !failed) store_plain(static_cast<Vector *>(me.sum) + at, sum);
 
       float total;
-      if (!row_sum.take(i, num_parts, blocks, total)) return; // alike in every warp of the cluster
+      if (!row_sum.take(i, num_parts, total)) return; // alike in every warp of the cluster
       // 5 norm
       const float scale = rsqrtf(total * a.inverse_hidden + a.eps);
       if (active) {

@@ -84,7 +84,7 @@ static __device__ __forceinline__ bool receive(const PushArgs<Ranks> &a, const W
 }
 
 // Step 4: each warp's part of the row's sum of squares goes to every block of the cluster; a barrier in the receiving block counts
-// the bytes (a block that is alone synchronises instead). Two sets, used in turn: a block sends for row i + 2 only after it has everybody's part of row i + 1, which was sent after
+// the bytes. Two sets, used in turn: a block sends for row i + 2 only after it has everybody's part of row i + 1, which was sent after
 // row i's parts had been read. `leave`: this thread gives up.
 struct RowSum {
   uint64_t arrived[2];
@@ -106,22 +106,15 @@ struct RowSum {
 #pragma unroll
     for (int d = 16; d; d >>= 1) squares += __shfl_xor_sync(~0u, squares, d);
     const uint32_t word = __any_sync(~0u, leave) ? kLeave : __float_as_uint(squares), to = threadIdx.x % 32;
-    if (blocks == 1) {
-      if (to == 0) parts[row & 1][threadIdx.x / 32] = __uint_as_float(word);
-    } else if (to < blocks) {
+    if (to < blocks)
       store_async(address_in_block(shared_address(&parts[row & 1][block * (blockDim.x / 32) + threadIdx.x / 32]), to), word,
                   address_in_block(shared_address(&arrived[row & 1]), to));
-    }
   }
 
   // False: some thread of the cluster gives up, and every block learns it.
-  __device__ __forceinline__ bool take(uint32_t row, uint32_t num_parts, uint32_t blocks, float &total) {
-    if (blocks == 1) {
-      __syncthreads();
-    } else {
-      barrier_wait(&arrived[row & 1], (row >> 1) & 1);
-      if (threadIdx.x == 0) barrier_expect_bytes(&arrived[row & 1], num_parts * 4);
-    }
+  __device__ __forceinline__ bool take(uint32_t row, uint32_t num_parts, float &total) {
+    barrier_wait(&arrived[row & 1], (row >> 1) & 1);
+    if (threadIdx.x == 0) barrier_expect_bytes(&arrived[row & 1], num_parts * 4);
     bool leave = false;
     total = 0.f;
     for (uint32_t p = threadIdx.x % 32; p < num_parts; p += 32) {

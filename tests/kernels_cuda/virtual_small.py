@@ -26,7 +26,7 @@ def main() -> int:
         for dtype, hidden in ((torch.bfloat16, 2880), (torch.float16, 8), (torch.float32, 520)):
             ours = Ours(kernels, ranks=ranks, rank=0, hidden=hidden, dtype=dtype, capacity=9)
             for tokens in (1, 9, 2, 0, 5):
-                for choice in (abi.choose(tokens, hidden, dtype.itemsize), abi.Choice(1)):
+                for choice in (abi.choose(tokens, hidden, dtype.itemsize), abi.Choice(2)):
                     for kind in ("bits", "normal") if tokens else ("normal",):
                         seed += 1
                         check_call(checks, ours, choice, kind, tokens, seed, what=f"{ranks} ranks {dtype}")

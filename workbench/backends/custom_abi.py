@@ -51,23 +51,23 @@ class Call(c.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a call is laid on the device: blocks a row (1..16), rows at one time at most (0: as many as fit), trigger."""
+    """How a call is laid on the device: blocks a row (2..16), rows at one time at most (0: as many as fit), trigger."""
 
     cluster: int
     max_lanes: int = 0
     trigger: int = TRIGGER_AFTER_PUSH
 
 
-FEW_TOKENS = 64
+FEW_TOKENS = 128
 
 
 def choose(tokens: int, hidden: int, itemsize: int) -> Choice:
-    """Blocks of 128 threads for few tokens, of 256 for many, at most eight a row.
+    """Blocks of 128 threads for few tokens, of 256 for many, two to eight a row.
 
     Measured on two H200s from 1 to 4,096 tokens at hidden 4096 and 7168 (benchmarks/): the best, or within its spread.
     """
     vectors = hidden * itemsize // 16
-    return Choice(min(8, -(-vectors // (128 if tokens <= FEW_TOKENS else 256))))
+    return Choice(max(2, min(8, -(-vectors // (128 if tokens <= FEW_TOKENS else 256)))))
 
 
 class Kernels:

@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
   uint32_t op, dtype, ranks, first_rank, virtual_ranks; /* virtual_ranks 0: one real rank, first_rank */
   uint32_t tokens, hidden, capacity;                    /* capacity: tokens of the workspace */
-  uint32_t cluster, max_lanes, trigger;                 /* the choice; max_lanes: lanes of this call, alike on all ranks; 0: all */
+  uint32_t cluster, max_lanes, trigger;                 /* the choice; cluster: 2..16; max_lanes: alike on all ranks, 0: all */
   uint32_t round_twice, group, pdl;
   float eps, weight_bias;
   uint64_t timeout_ns; /* bound of one wait for a peer */
