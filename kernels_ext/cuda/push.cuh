@@ -25,7 +25,7 @@
 // What ends an epoch: the end of the grid. A rank pushes in call k + 2 into the half that its peer read in call k. It has ended call
 //   k + 1, so it has seen data that the peer pushed in call k + 1, after the peer's call k had ended with all sentinels in memory.
 //   Nothing is used twice within a call. (A smaller ring used again within a call needs a fence between sentinel and next push:
-//   without one H200s lost rows, with one they lost a tenth of the bandwidth.) The number of calls lives in device memory, so graphs
+//   without one rows were lost in tests on H200s, with one a tenth of the bandwidth.) The number of calls lives in device memory, so graphs
 //   replay, and calls of any size and choice mix on one workspace.
 // All lanes of a call are resident (launcher), so no lane waits for one that cannot start.
 // Contract with the stream (programmatic dependent launch): before the wait for the previous grid the kernel touches shared memory
