@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.bugs.worlds import SHORT, error_name, open_session
+from tests.bugs.worlds import AMPLE, error_name, open_session
 from tests.forked import run_outcomes, run_ranks
 from workbench.errors import LayoutError
 from workbench.ranks import GroupMap
@@ -35,7 +35,7 @@ def test_old_by_way_of_world_ranks_nobody_receives_and_by_places_everybody_does(
     def body(rank: int) -> tuple[object, object]:
         with _two_jobs_of_two(rank) as store:
             joined, _ = distributed_c10d._new_process_group_helper(
-                4, rank, [], "gloo", dist.PrefixStore("joined", store), group_name="joined", timeout=SHORT
+                4, rank, [], "gloo", dist.PrefixStore("joined", store), group_name="joined", timeout=AMPLE
             )
 
             def by_world_rank() -> str:

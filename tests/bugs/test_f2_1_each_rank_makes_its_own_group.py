@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.bugs.worlds import SHORT, open_session, part, plain_world
+from tests.bugs.worlds import AMPLE, open_session, part, plain_world
 from tests.forked import run_outcomes, run_ranks
 from workbench.errors import PlanMismatchError
 from workbench.ranks import GroupMap
@@ -24,7 +24,7 @@ def test_old_the_first_of_one_group_and_the_last_of_another_sum_with_each_other(
         with plain_world():
             if rank in (1, 2):
                 return None  # they come later
-            group = dist.new_group(HALVES[rank // 2], timeout=SHORT)
+            group = dist.new_group(HALVES[rank // 2], timeout=AMPLE)
             x = torch.tensor([float(rank)])
             dist.all_reduce(x, group=group)
             return group.group_name, x.item()

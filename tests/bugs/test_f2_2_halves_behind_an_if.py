@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tests.bugs.worlds import SHORT, open_session, plain_world
+from tests.bugs.worlds import AMPLE, open_session, plain_world
 from tests.forked import run_ranks
 from workbench.ranks import GroupMap
 
@@ -19,7 +19,7 @@ def test_old_who_comes_early_gathers_from_a_rank_of_the_other_half() -> None:
         with plain_world():
             if rank in (1, 2):
                 return None  # they come later
-            group = dist.new_group([0, 1] if rank < 2 else [2, 3], timeout=SHORT)
+            group = dist.new_group([0, 1] if rank < 2 else [2, 3], timeout=AMPLE)
             told = [torch.zeros(1) for _ in range(2)]
             dist.all_gather(told, torch.tensor([float(rank)]), group=group)
             return [t.item() for t in told]

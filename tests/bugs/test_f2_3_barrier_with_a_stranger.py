@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from tests.bugs.worlds import SHORT, open_session, plain_world
+from tests.bugs.worlds import AMPLE, open_session, plain_world
 from tests.forked import run_ranks
 from workbench.ranks import GroupMap
 
@@ -19,7 +19,7 @@ def test_old_a_barrier_passes_before_the_partner_has_a_group() -> None:
             if rank in (1, 3):
                 store.wait(["passed/0", "passed/2"])
                 return "had no group yet"
-            group = dist.new_group([0, 3] if rank == 0 else [1, 2], timeout=SHORT)
+            group = dist.new_group([0, 3] if rank == 0 else [1, 2], timeout=AMPLE)
             for _ in range(20):
                 dist.barrier(group=group)
             store.set(f"passed/{rank}", "")

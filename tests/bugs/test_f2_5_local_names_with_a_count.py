@@ -7,9 +7,11 @@ with a count that each process keeps for itself.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch.distributed as dist
 
-from tests.bugs.worlds import SHORT, fused, only, open_session, plain_world
+from tests.bugs.worlds import AMPLE, HANG_S, fused, only, open_session, plain_world
 from tests.forked import run_ranks
 from workbench.ranks import GroupMap
 
@@ -21,9 +23,9 @@ def test_old_every_rank_waits_in_a_group_of_its_own_name() -> None:
     def body(rank: int) -> str:
         with plain_world():
             if rank in EMBEDDING:
-                dist.new_group(EMBEDDING, timeout=SHORT, use_local_synchronization=True)
+                dist.new_group(EMBEDDING, timeout=AMPLE, use_local_synchronization=True)
             try:
-                dist.new_group(STAGES[rank // 2], timeout=SHORT, use_local_synchronization=True)
+                dist.new_group(STAGES[rank // 2], timeout=timedelta(seconds=HANG_S), use_local_synchronization=True)
             except dist.DistStoreError as e:
                 return str(e).rpartition("keys: ")[2]
             return "made"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tests.bugs.worlds import error_name, fused, new_groups, only, open_session, part, plain_world
+from tests.bugs.worlds import HANG_S, error_name, fused, new_groups, only, open_session, part, plain_world
 from tests.forked import run_ranks
 from workbench.ranks import GroupMap
 
 
 def test_old_the_replica_that_creates_its_workspace_waits_for_the_other_one() -> None:
     def body(rank: int) -> object:
-        with plain_world():
+        with plain_world(HANG_S):
             tp = new_groups([0, 1], [2, 3])[rank // 2]
 
             def create_workspace() -> list[str]:

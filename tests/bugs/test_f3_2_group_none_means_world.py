@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tests.bugs.worlds import HIDDEN, error_name, open_session, part, plain_world
+from tests.bugs.worlds import HANG_S, HIDDEN, error_name, open_session, part, plain_world
 from tests.forked import run_ranks
 from workbench.ranks import GroupMap
 
@@ -30,7 +30,7 @@ def test_old_without_a_group_every_group_gets_the_first_groups_handle() -> None:
 
 def test_old_without_a_group_two_ranks_wait_for_four() -> None:
     def body(rank: int) -> object:
-        with plain_world():
+        with plain_world(HANG_S):
             if rank >= 2:
                 return "has no workspace to make"
             told = [None] * dist.get_world_size()

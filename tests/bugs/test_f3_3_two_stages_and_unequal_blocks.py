@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from tests.bugs.worlds import HIDDEN, error_name, fused, only, open_session, part, plain_world
+from tests.bugs.worlds import HANG_S, HIDDEN, error_name, fused, only, open_session, part, plain_world
 from tests.forked import run_ranks
 from workbench.fabric import Fabric, simulated
 from workbench.plan.blocks import count_blocks
@@ -22,7 +22,7 @@ from workbench.ranks import GroupKey, GroupMap
 
 def test_old_the_first_stages_rendezvous_waits_for_the_second_stage() -> None:
     def body(rank: int) -> object:
-        with plain_world():
+        with plain_world(HANG_S):
             if rank >= 2:
                 return "autotunes something else"
             told = [None] * dist.get_world_size()

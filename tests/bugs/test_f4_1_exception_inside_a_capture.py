@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.bugs.worlds import fused, only, open_session, plain_world
+from tests.bugs.worlds import HANG_S, fused, only, open_session, plain_world
 from tests.forked import run_outcomes, run_ranks
 from workbench.errors import CaptureError
 from workbench.ranks import GroupMap
@@ -31,7 +31,7 @@ def test_old_the_failure_of_one_rank_is_a_timeout_on_all_and_named_on_none() -> 
             dist.all_gather_object([None] * 3, "registering 0 addresses")
 
     def body(rank: int) -> None:
-        with plain_world(), capture():
+        with plain_world(HANG_S), capture():
             if rank == 1:
                 raise MemoryError("no room for this graph")
             dist.all_reduce(torch.ones(1))
