@@ -31,12 +31,16 @@ def main() -> None:
         check_capture(s)
         checked += 1
         rank = s.world_rank
+        path = s.why("tp").choice
     with Session(GroupMap.build("sglang", tp=world), device="cuda", timeout_s=60) as s:
         s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=64)
+        s.freeze()
+        check_bits(s, 100, torch.bfloat16, "once")
+        s.check()
         check_bits(s, 7, torch.bfloat16, "once")
         checked += 1
     if rank == 0:
-        print(f"{checked} checks on {world} GPUs")
+        print(f"{checked} checks on {world} GPUs over {path}")
 
 
 def check_bits(s: Session, tokens: int, dtype: torch.dtype, rounding: str) -> None:

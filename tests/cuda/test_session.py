@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_session_on_two_gpus_gives_the_bits_of_the_cpu_and_replays_a_graph() -> None:
+@pytest.mark.parametrize(("fusion", "path"), [("1", "custom"), ("0", "nccl")])
+def test_session_on_two_gpus_gives_the_bits_of_the_cpu_and_replays_a_graph(fusion: str, path: str) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -22,11 +23,11 @@ def test_session_on_two_gpus_gives_the_bits_of_the_cpu_and_replays_a_graph() -> 
             *("--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "tests/cuda/body.py"),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "WORKBENCH_FUSION": fusion, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "26 checks on 2 GPUs" in done.stdout
+    assert f"26 checks on 2 GPUs over {path}" in done.stdout

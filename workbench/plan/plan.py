@@ -11,11 +11,11 @@ from typing import Any
 from workbench.fabric import name_shares
 from workbench.settings import Settings
 
-CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("nccl",), "alone": ("alone",)}
+CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("custom", "nccl"), "alone": ("alone",)}
 """Backends by device, in the order they are tried; "alone" serves groups of one rank."""
 
 
-FUSED = frozenset({"shm"})
+FUSED = frozenset({"shm", "custom"})
 """Backends that do the whole operation in one kernel; WORKBENCH_FUSION=0 rules them out."""
 
 OWN = frozenset({"shm", "custom"})

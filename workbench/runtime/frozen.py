@@ -44,6 +44,12 @@ class FrozenWorkspace:
         """Memory of the workspace, which does not grow."""
         return self._inner.empty(shape, dtype)
 
+    def check(self) -> None:
+        """What the workspace's kernels reported."""
+        look = getattr(self._inner, "check", None)
+        if look is not None:
+            look()
+
     def close(self) -> None:
         """Close both."""
         self._fallback.close()

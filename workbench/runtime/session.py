@@ -399,6 +399,12 @@ class Session:
             raise ArgumentError(f"{bound.key}: nothing is prepared; call prepare({kind!r}, ...) on every member first")
         return plan
 
+    def check(self) -> None:
+        """Raise what a kernel reported since the last call, such as a peer that never came. Local; does not wait."""
+        self._check_open()
+        for bound in self._groups.values():
+            bound.check()
+
     def close(self) -> None:
         """Give everything back: workspaces, groups, and the default group if this session made it. Twice is fine.
 

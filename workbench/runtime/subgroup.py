@@ -47,6 +47,13 @@ class BoundGroup:
             return replace(plan, choice="none", reason=f"{tokens} tokens exceed the {plan.capacity_tokens} prepared")
         return plan
 
+    def check(self) -> None:
+        """Raise what a kernel reported. Local: paths that wait on the host have nothing to report later."""
+        for prepared in self.prepared.values():
+            look = getattr(prepared.workspace, "check", None)
+            if look is not None:
+                look()
+
     def put(self, request: Request, prepared: Prepared) -> None:
         """Take `prepared` into use. The workspace it replaces is closed; if a capture may hold it, only at the end."""
         old = self.prepared.pop((request.dtype, request.hidden), None)
