@@ -147,9 +147,9 @@ def _offer(path: str, fabric: Fabric, ask: Ask, settings: Settings, tables: Mapp
 
 def _custom(fabric: Fabric, ask: Ask, settings: Settings, tables: Mapping[str, Table], *, fused: bool) -> _Offer | str:
     """Our own kernels: switched on, a row for the architecture and width, members that can reach each other, size."""
-    switch = find_switch("custom", settings)
-    if switch or (fused and not settings.fusion):
-        return switch or "switched off by WORKBENCH_FUSION=0"
+    switch = find_switch("custom.fused" if fused else "custom", settings)
+    if switch:
+        return switch
     found = _find_entry(fabric, tables)
     staged = decide_capability(fabric, Capability.STAGED)
     problems = [text for text in (found if isinstance(found, str) else "", "" if staged.ok else staged.reason) if text]

@@ -15,11 +15,14 @@ CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("custom", "nccl"), "alone": ("alo
 """Backends by device, in the order they are tried; "alone" serves groups of one rank."""
 
 
-FUSED = frozenset({"shm", "custom"})
+FUSED = frozenset({"shm", "custom.fused"})
 """Backends that do the whole operation in one kernel; WORKBENCH_FUSION=0 rules them out."""
 
-OWN = frozenset({"shm", "custom"})
+OWN = frozenset({"shm", "custom", "custom.fused"})
 """Backends with kernels of our own; WORKBENCH_CUSTOM_ALL_REDUCE=0 rules them out."""
+
+CUSTOM_OFF = "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
+FUSION_OFF = "switched off by WORKBENCH_FUSION=0"
 
 
 class Standing(Enum):
@@ -102,9 +105,9 @@ def decide_backend(candidates: Sequence[Candidate]) -> tuple[str | None, tuple[t
 def find_switch(backend: str, settings: Settings) -> str:
     """The setting that rules a backend out, as a reason; "" if none does."""
     if backend in OWN and not settings.custom_all_reduce:
-        return "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
+        return CUSTOM_OFF
     if backend in FUSED and not settings.fusion:
-        return "switched off by WORKBENCH_FUSION=0"
+        return FUSION_OFF
     return ""
 
 

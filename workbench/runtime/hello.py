@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from workbench.errors import ArgumentError, LayoutError, PlanMismatchError
 from workbench.ranks import GroupMap
 from workbench.runtime.members import Member, gather_over_store, ranks_text
+from workbench.settings import Settings
 
 
 def exchange_hello(
@@ -24,8 +26,7 @@ def exchange_hello(
     world_rank: int,
     world_size: int,
     device: str,
-    fusion: bool,
-    check: bool,
+    settings: Settings,
     problem: str | None,
     timeout_s: float,
 ) -> dict[int, Member]:
@@ -46,8 +47,9 @@ def exchange_hello(
         "map_world": group_map.world_size,
         "device": device,
         "gpu": str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None,
-        "fusion": fusion,
-        "check": check,
+        "fusion": settings.fusion,
+        "custom_all_reduce": settings.custom_all_reduce,
+        "check": settings.check,
         "torch": torch.__version__,
         "problem": problem,
     }
@@ -76,8 +78,9 @@ def exchange_hello(
             f"{group_map.world_size} ranks or build a map for {world_size}"
         )
     _compare(hellos, "devices", lambda h: str(h["device"]), "pass the same device= or set WORKBENCH_DEVICE alike")
-    _compare(hellos, "fusion switches", lambda h: str(h["fusion"]), "set WORKBENCH_FUSION alike on every rank")
-    _compare(hellos, "check modes", lambda h: str(h["check"]), "set WORKBENCH_CHECK alike on every rank")
+    for name in ("fusion", "custom_all_reduce", "check"):
+        variable = f"WORKBENCH_{name.upper()}"
+        _compare(hellos, f"values of {variable}", itemgetter(name), f"set {variable} alike on every rank")
     _compare(hellos, "torch versions", lambda h: str(h["torch"]), "install the same torch on every rank")
     _refuse_shared_gpus(hellos)
     return {
@@ -86,7 +89,7 @@ def exchange_hello(
     }
 
 
-def _compare(hellos: Sequence[dict[str, Any]], what: str, read: Callable[[dict[str, Any]], str], advice: str) -> None:
+def _compare(hellos: Sequence[dict[str, Any]], what: str, read: Callable[[dict[str, Any]], object], advice: str) -> None:
     ranks_by_value = defaultdict(list)
     for world_rank, hello in enumerate(hellos):
         ranks_by_value[read(hello)].append(world_rank)

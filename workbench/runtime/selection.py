@@ -9,15 +9,16 @@ from typing import Any
 
 from workbench.backends.base import Request, Verdict
 from workbench.errors import ArgumentError, CaptureError, PlanMismatchError, ResourceError, WorkbenchError
-from workbench.plan import CANDIDATES, FUSED, Candidate, Plan, Standing, decide_backend
+from workbench.plan import CANDIDATES, Candidate, Plan, Standing, decide_backend, find_switch
 from workbench.runtime.frozen import FrozenWorkspace
 from workbench.runtime.members import ranks_text
 from workbench.runtime.requests import MAX_TOKENS
 from workbench.runtime.subgroup import BoundGroup, Prepared
+from workbench.settings import Settings
 
 
 def bind_workspace(
-    group: BoundGroup, request: Request | ArgumentError, *, device: str, fusion: bool, backend: str | None
+    group: BoundGroup, request: Request | ArgumentError, *, device: str, settings: Settings, backend: str | None
 ) -> Plan:
     """Agree on a path for `request` in `group` and set it up. `request` may be the error that a caller's sizes gave.
 
@@ -40,7 +41,7 @@ def bind_workspace(
         names = tuple(n for n in names if n == backend)
     rejected: list[tuple[str, str]] = []
     while names:
-        choice, refused = decide_backend(_candidates(group, request, names, fusion))
+        choice, refused = decide_backend(_candidates(group, request, names, settings))
         rejected += refused
         if choice is None:
             break
@@ -84,8 +85,8 @@ def _agree(group: BoundGroup, request: Request | ArgumentError, backend: str | N
         raise PlanMismatchError(f"{group.key}: members prepare for different things: {found}; pass equal arguments")
 
 
-def _candidates(group: BoundGroup, request: Request, names: tuple[str, ...], fusion: bool) -> list[Candidate]:
-    verdicts = [_probe(group, request, name, fusion) for name in names]
+def _candidates(group: BoundGroup, request: Request, names: tuple[str, ...], settings: Settings) -> list[Candidate]:
+    verdicts = [_probe(group, request, name, settings) for name in names]
     answers = group.channel.gather([[v.ok, v.reason] for v in verdicts], what="probe")
     return [
         Candidate(name, tuple((r, *answer[i]) for r, answer in zip(group.key.world_ranks, answers, strict=True)))
@@ -93,11 +94,12 @@ def _candidates(group: BoundGroup, request: Request, names: tuple[str, ...], fus
     ]
 
 
-def _probe(group: BoundGroup, request: Request, name: str, fusion: bool) -> Verdict:
+def _probe(group: BoundGroup, request: Request, name: str, settings: Settings) -> Verdict:
     if (name, request) in group.refused:
         return Verdict(False, f"failed before: {group.refused[name, request]}")
-    if name in FUSED and not fusion:
-        return Verdict(False, "switched off by WORKBENCH_FUSION=0")
+    switch = find_switch("custom.fused" if name == "custom" else name, settings)
+    if switch:
+        return Verdict(False, switch)
     try:
         verdict: Verdict = _backend(name).probe(request, group.key)
     except WorkbenchError as e:

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -79,7 +80,7 @@ class Session:
         self.group_map = group_map
         self.timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self.device, problem = _choose_device(device, settings)
-        self._fusion = settings.fusion
+        self._settings = settings
         self._check = settings.check if check is None else check
         self._groups: dict[tuple[int, ...], BoundGroup] = {}
         self._ready: dict[tuple[str, torch.dtype, int], tuple[BoundGroup, Workspace]] = {}
@@ -155,8 +156,7 @@ class Session:
                 world_rank=self.world_rank,
                 world_size=dist.get_world_size(),
                 device=self.device,
-                fusion=self._fusion,
-                check=self._check,
+                settings=replace(self._settings, check=self._check),
                 problem=problem or unwritable,
                 timeout_s=self.timeout_s,
             )
@@ -202,7 +202,7 @@ class Session:
         group = self._bound(kind)
         request = make_request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding)
         with self._watched(group, "prepare"):
-            plan = bind_workspace(group, request, device=self.device, fusion=self._fusion, backend=backend)
+            plan = bind_workspace(group, request, device=self.device, settings=self._settings, backend=backend)
         self._ready = {k: v for k, v in self._ready.items() if v[0] is not group}
         return plan
 
