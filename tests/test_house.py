@@ -17,7 +17,7 @@ PACKAGE = ROOT / "workbench"
 KNOW = ["errors", "documents", "settings", "version", "ranks", "fabric", "ops", "trace", "plan"]
 DO = ["backends", "runtime", "rehearse", "observe", "measure", "launch", "models"]
 SEE = ["diagnose", "views"]
-DOORS = ["demo", "doctor", "why", "cli", "magics", "__main__", "__init__"]
+DOORS = ["demo", "doctor", "why", "explorer", "notebooks", "cli", "magics", "__main__", "__init__"]
 
 
 def test_imports_go_down_the_list_only() -> None:
@@ -84,7 +84,7 @@ def test_front_doors_name_what_exists() -> None:
 def test_files_named_in_docstrings_and_texts_exist() -> None:
     """README, CHANGELOG and docstrings that name a file of the project name one that is there."""
     named = re.compile(
-        r"\b((?:tests|workbench|kernels_ext|benchmarks|notebooks)/[\w./-]*\w\.(?:py|md|ipynb|cpp|h|json|cu))"
+        r"\b((?:tests|workbench|kernels_ext|benchmarks|notebooks)/[\w./-]*\w\.(?:py|md|ipynb|cpp|json|cuh|cu|h)\b)"
     )
     checked = 0
     texts = [*PACKAGE.rglob("*.py"), *(ROOT / "kernels_ext").rglob("*.*"), ROOT / "README.md", ROOT / "CHANGELOG.md"]

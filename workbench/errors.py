@@ -38,8 +38,8 @@ class PlanMismatchError(WorkbenchError, RuntimeError):
     """Ranks came with different maps, settings or plans."""
 
 
-class MismatchError(WorkbenchError, ValueError):
-    """Members of a group came to one call with different arguments. Raised alike on every member, by check mode."""
+class MismatchError(ArgumentError):
+    """Members of a group came to one call with different arguments. Raised alike on every member."""
 
 
 class DeadlineError(WorkbenchError, TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.errors import ArgumentError
+from workbench.errors import MismatchError
 from workbench.ops import Op
 from workbench.ranks import GroupKey
 
@@ -17,12 +17,12 @@ def call_text(op: str, *, tokens: int, hidden: int, dtype: str, eps: float, weig
     return text
 
 
-def mismatch_error(key: GroupKey, call_number: int, told: Sequence[tuple[int, str]]) -> ArgumentError:
+def mismatch_error(key: GroupKey, call_number: int, told: Sequence[tuple[int, str]]) -> MismatchError:
     """The error for (world_rank, call_text) pairs that differ: names the lowest rank and the first that differs."""
     ordered = sorted(told)
     first = ordered[0]
     other = next(pair for pair in ordered if pair[1] != first[1])
-    return ArgumentError(
+    return MismatchError(
         f"{key}: call {call_number}: world rank {first[0]} came with {first[1]} but world rank {other[0]} came with "
         f"{other[1]}; every member must make the same call"
     )

@@ -89,7 +89,9 @@ def exchange_hello(
     }
 
 
-def _compare(hellos: Sequence[dict[str, Any]], what: str, read: Callable[[dict[str, Any]], object], advice: str) -> None:
+def _compare(
+    hellos: Sequence[dict[str, Any]], what: str, read: Callable[[dict[str, Any]], object], advice: str
+) -> None:
     ranks_by_value = defaultdict(list)
     for world_rank, hello in enumerate(hellos):
         ranks_by_value[read(hello)].append(world_rank)
