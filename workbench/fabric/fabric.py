@@ -88,7 +88,8 @@ class Fabric:
         for one, other, link in self._pairs():
             if link is None or not link.nvlink:
                 ranks = name_ranks((one.world_rank, other.world_rank))
-                return Verdict(False, f"{ranks} of {one.node} are not connected by NVLink")
+                notes = f" ({'; '.join(one.notes)})" if one.notes else ""
+                return Verdict(False, f"{ranks} of {one.node} are not connected by NVLink{notes}")
         return Verdict(True, "NVLink between all GPUs of a host")
 
     @property
