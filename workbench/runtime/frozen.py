@@ -18,9 +18,12 @@ _log = logging.getLogger("workbench")
 
 
 class FrozenWorkspace:
-    """A workspace and its fallback. Members come with equal token counts, so they take the same path."""
+    """A workspace and its fallback. Members come with equal token counts, so they take the same path.
 
-    def __init__(self, inner: Workspace, fallback: Workspace, lane: Lane, group: str) -> None:
+    `tells`: the first bigger call is told in a line of the log; one member's word is enough for a group.
+    """
+
+    def __init__(self, inner: Workspace, fallback: Workspace, lane: Lane, group: str, *, tells: bool) -> None:
         self.backend = inner.backend
         self.request = inner.request
         self.size_bytes = inner.size_bytes
@@ -28,7 +31,7 @@ class FrozenWorkspace:
         self._fallback = fallback
         self._lane = lane
         self._group = group
-        self._told = False
+        self._told = not tells
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As the Workspace protocol says, for any number of tokens."""

@@ -134,4 +134,5 @@ def freeze_group(group: BoundGroup, *, device: str) -> None:
     for prepared in group.prepared.values():
         request = replace(prepared.workspace.request, max_tokens=MAX_TOKENS)
         fallback = _backend(last).bind(group.channel, request)
-        prepared.workspace = FrozenWorkspace(prepared.workspace, fallback, group.lane, str(group.key))
+        tells = group.channel.world_rank == group.key.world_ranks[0]
+        prepared.workspace = FrozenWorkspace(prepared.workspace, fallback, group.lane, str(group.key), tells=tells)
