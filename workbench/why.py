@@ -125,23 +125,18 @@ def explain(
     num_hosts = len({f.host for f in facts})
     if model is not None and system != "sglang":
         raise ArgumentError(f"model={model[:64]!r}: only SGLang keeps a list of models; leave it out for {system}")
+    rules = [r for topic in _UPSTREAM_TOPICS.get(system, ()) for r in upstream_rules(system, topic)] if upstream else []
     answers = []
     for key in keys:
         fabric = Fabric(key, tuple(facts[rank] for rank in key.world_ranks))
-        capabilities: tuple[tuple[Capability, Verdict], ...] = ()
-        versions: tuple[tuple[Rule, Verdict], ...] = ()
-        if key.size > 1:
-            capabilities = tuple((c, decide_capability(fabric, c)) for c in Capability)
-            situation = describe_situation(group_map, fabric, ask, num_hosts=num_hosts) if upstream else {}
-            rules = [r for topic in _UPSTREAM_TOPICS.get(system, ()) for r in upstream_rules(system, topic)]
-            versions = tuple((rule, ask_upstream(rule, situation)) for rule in rules) if upstream else ()
+        situation = describe_situation(group_map, fabric, ask, num_hosts=num_hosts) if rules and key.size > 1 else {}
         answers.append(
             GroupAnswer(
                 key=key,
                 aliases=tuple(alias for alias, owner in group_map.aliases.items() if owner == key.kind),
                 plan=decide_path(fabric, ask, settings),
-                capabilities=capabilities,
-                upstream=versions,
+                capabilities=tuple((c, decide_capability(fabric, c)) for c in Capability if key.size > 1),
+                upstream=tuple((rule, ask_upstream(rule, situation)) for rule in rules if situation),
             )
         )
     if upstream and system not in UPSTREAM_SYSTEMS:
@@ -229,12 +224,10 @@ def _by_reason(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _label(key: GroupKey) -> str:
-    ranks = (
-        name_ranks(key.world_ranks).split(" ", 2)[2]
-        if not key.numbering_differs
-        else ",".join(map(str, key.world_ranks))
-    )
-    return f"{key.kind}[{ranks}]"
+    """The group's kind and ranks, ascending lists drawn together: 'tp[0..15]'."""
+    if key.numbering_differs:
+        return f"{key.kind}[{','.join(map(str, key.world_ranks[:16]))}{',...' if key.size > 16 else ''}]"
+    return f"{key.kind}[{name_ranks(key.world_ranks).removeprefix('world ranks ')}]"
 
 
 def _upstream_json(rule: Rule, verdict: Verdict) -> dict[str, Any]:

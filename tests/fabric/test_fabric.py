@@ -154,4 +154,5 @@ def test_blind_facts_raise_when_read() -> None:
 def test_ranks_in_texts_are_drawn_together_from_three_on() -> None:
     assert name_ranks([3]) == "world rank 3"
     assert name_ranks([2, 0, 1, 8, 9]) == "world ranks 0..2, 8, 9"
+    assert name_ranks(range(0, 40, 2)).endswith("28, 30 and 4 more")
     assert name_shares({"a": [1], "b": [0, 2]}) == "world rank 1: a; world ranks 0, 2: b"

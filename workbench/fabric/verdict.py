@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_MOST_RUNS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -23,7 +25,7 @@ class Verdict:
 
 
 def name_ranks(world_ranks: Iterable[int]) -> str:
-    """'world rank 3', 'world ranks 0, 2, 8..15': three and more in a row are drawn together."""
+    """'world rank 3', 'world ranks 0, 2, 8..15': three and more in a row are drawn together, and a long list is cut."""
     ranks = sorted(set(world_ranks))
     runs: list[list[int]] = []
     for rank in ranks:
@@ -31,8 +33,9 @@ def name_ranks(world_ranks: Iterable[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    parts = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"world rank{'s' if len(ranks) != 1 else ''} {', '.join(parts)}"
+    parts = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:_MOST_RUNS]]
+    cut = sum(len(run) for run in runs[_MOST_RUNS:])
+    return f"world rank{'s' if len(ranks) != 1 else ''} {', '.join(parts)}{f' and {cut} more' if cut else ''}"
 
 
 def name_shares(ranks_by_value: Mapping[str, Iterable[int]]) -> str:
