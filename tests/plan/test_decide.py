@@ -240,6 +240,16 @@ def test_workspace_bytes_are_those_of_the_staging(size: int, tokens: int, fused:
     assert plan.workspace_bytes == bytes_
 
 
+def test_workspace_bytes_where_shares_are_pushed_between_the_two() -> None:
+    """Four Blackwell ranks: pushed to 1.125 MiB, in shares to 8 MiB, pulled above."""
+    fabric = make_fabric(4, arch="sm100")
+    found = {n: decide_path(fabric, Ask(hidden=4096, tokens=n, fused=False)) for n in (192, 1025)}
+    assert {n: (plan.choice, plan.workspace_bytes) for n, plan in found.items()} == {
+        192: ("custom.two_shot_push", 2 * 3 * 1179648 + 4 * 192 * 8192),
+        1025: ("custom.two_shot_pull", 2 * 3 * 1179648 + 4 * 8388608 + 1025 * 8192 + 128 * 64),
+    }
+
+
 def test_groups_of_one_rank_and_groups_of_cpu_ranks() -> None:
     assert decide_path(make_fabric(1), SMALL).choice == "alone"
     facts = tuple(Facts(world_rank=r, host="boot-0", node="node0") for r in range(4))

@@ -214,12 +214,16 @@ def _workspace_bytes(rows: Sequence[Row], mode: Mode, size: int, ws: int, blocks
     pull, two_shot_pull, multicast: one buffer the size of the message and a flag line of 128 bytes a block.
     Fused kernels push only, and keep 64 bytes of control words.
     """
-    pushed = max(
-        (min(r.up_to_bytes, size) for r in rows if r.algorithm in (Algorithm.PUSH, Algorithm.STREAM)), default=0
-    )
+
+    def largest(*algorithms: Algorithm) -> int:
+        return max(
+            (min(r.up_to_bytes, size) for r in rows if r.algorithm in algorithms and r.from_bytes <= size), default=0
+        )
+
+    pushed = largest(Algorithm.PUSH, Algorithm.STREAM)
     if mode is Mode.FUSED:
         return 2 * (ws - 1) * pushed + 64
-    in_shares = any(r.algorithm is Algorithm.TWO_SHOT_PUSH and r.from_bytes <= size for r in rows)
-    pulled = any(r.algorithm in (Algorithm.PULL, Algorithm.TWO_SHOT_PULL, Algorithm.MULTICAST) for r in rows)
-    slots = 2 * (ws - 1) * pushed + (4 * size if in_shares else 0)
-    return slots + (size + 128 * blocks if pulled and size > pushed else 0)
+    shared = largest(Algorithm.TWO_SHOT_PUSH)
+    pulled = largest(Algorithm.PULL, Algorithm.TWO_SHOT_PULL, Algorithm.MULTICAST)
+    buffer = pulled + 128 * blocks if pulled > max(pushed, shared) else 0
+    return 2 * (ws - 1) * pushed + 4 * shared + buffer
