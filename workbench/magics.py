@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from workbench.errors import WorkbenchError
 from workbench.launch import current_cluster
 
 _USAGE = "%%ranks [0,2 | 1-3 | tp | tp:0] [--deadline SECONDS]"
@@ -29,7 +30,13 @@ class RankMagics(Magics):
         %%ranks --deadline 20      past 20 s say where each rank stands; the ranks go on
         """
         wanted, deadline_s = parse_line(line)
-        current_cluster().run(cell, ranks=wanted, deadline_s=deadline_s)
+        try:
+            current_cluster().run(cell, ranks=wanted, deadline_s=deadline_s)
+        except (WorkbenchError, KeyboardInterrupt) as e:
+            if not hasattr(e, "_render_traceback_"):  # the driver's own frames would say nothing to the reader
+                told = [f"{type(e).__name__}: {e}"]
+                e._render_traceback_ = lambda: told  # type: ignore[union-attr]  # IPython's hook
+            raise
 
     @line_magic
     def where(self, line: str) -> None:

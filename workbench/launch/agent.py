@@ -6,6 +6,7 @@ torchrun prints that to the terminal only. A killed rank leaves no error file, s
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from workbench.launch.orphans import die_with_parent
 def main() -> int:
     """Run torchrun with the arguments after the file's name; 1 if a rank failed."""
     die_with_parent()
+    log_plainly()
     loopback.register()
     path, arguments = Path(sys.argv[1]), sys.argv[2:]
     try:
@@ -28,6 +30,17 @@ def main() -> int:
         path.write_text(json.dumps(first_failure(e)))
         return 1
     return 0
+
+
+def log_plainly() -> None:
+    """Take torch's formatter off its log handlers: to print a traceback it loads the compiler, a second or more.
+
+    That second is spent when a rank has just died and somebody waits to be told.
+    """
+    for name in ("torch", *logging.root.manager.loggerDict):
+        if name.split(".")[0] == "torch":
+            for handler in logging.getLogger(name).handlers:
+                handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
 
 
 def first_failure(error: ChildFailedError) -> dict[str, object]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import textwrap
 import time
 import weakref
@@ -22,7 +23,14 @@ from ipykernel.compiler import get_file_name
 from IPython import get_ipython
 from jupyter_client.session import Session as MessageSession
 
-from workbench.errors import ArgumentError, ClosedError, DeadlineError, LayoutError, ResourceError
+from workbench.errors import (
+    ArgumentError,
+    ClosedError,
+    DeadlineError,
+    LayoutError,
+    ResourceError,
+    UnsupportedPlatformError,
+)
 from workbench.launch import engine_calls
 from workbench.launch.cell import Cell
 from workbench.launch.directory import ClusterRecord, claim_directory, connection_file, find_records
@@ -41,7 +49,7 @@ MAX_RANKS = 64
 _START_S = 120.0
 _INTERRUPT_S = 1.0
 _END_S = 1.0
-_DEATH_S = 2.0  # from a rank's end to the agent's report of it
+_DEATH_S = 5.0  # how long torchrun's word on a rank's end is awaited
 _MOST_SOURCES = 500
 
 
@@ -84,6 +92,8 @@ class Cluster:
         group_map: GroupMap | None = None,
         keep: bool = False,
     ) -> None:
+        if sys.platform != "linux":
+            raise UnsupportedPlatformError(f"a Cluster needs Linux (/proc, pidfds, prctl); this is {sys.platform}")
         settings = Settings.read()
         num_ranks = _num_ranks(ranks, group_map)
         if device not in (None, "cpu", "cuda"):
@@ -244,12 +254,13 @@ class Cluster:
         except TimeoutError:
             raise self._deadline_error(cell, deadline_s or 0.0) from None
         except KeyboardInterrupt:
+            inside = cell.running
             stuck = self.interrupt(cell.world_ranks)
-            if stuck:
-                print(
-                    f"not back yet: {ranks_words(stuck)}; a wait in C++ ends at its deadline, or with cluster.restart()"
-                )
-            raise
+            raise KeyboardInterrupt(
+                f"not back yet: {ranks_words(stuck)}; a wait in C++ ends at its deadline, or with cluster.restart()"
+                if stuck
+                else f"interrupted: {ranks_words(inside)}; if in a collective, cluster.rebuild() comes next"
+            ) from None
         self._cells.remove(cell)
         errors = cell.errors()
         if errors:
@@ -282,9 +293,6 @@ class Cluster:
         deadline = time.monotonic() + wait_s
         while (still := set(busy) & set(self._busy())) and time.monotonic() < deadline:
             time.sleep(0.01)
-        for cell in self._cells:
-            if not cell.running:
-                cell.wait(0)
         self._cells = [cell for cell in self._cells if cell.running]
         return tuple(sorted(still))
 
@@ -307,16 +315,19 @@ class Cluster:
 
     def restart(self) -> None:
         """New processes with the same world ranks; what the old ones held is gone. Also after a rank has died."""
-        self._check_open()
-        record = self._record
-        self._processes.stop_agent(record.rank_marks if record is not None else ())
+        record = self._known()
+        if not mark_lives(record.controller):
+            raise ClosedError(f"the controller of cluster {self.name} has ended; close() it and start another")
+        self._processes.stop_agent(record.rank_marks)
         self._unregister()
+        for old in self.directory.glob("*/*.wbtrace"):
+            old.unlink()
         self._cells.clear()
         self._left_busy.clear()
         self._spec = replace(self._spec, attempt=self._spec.attempt + 1)
         self._processes.start_agent(self._spec)
         self._await_engines()
-        self._begin((record.generation if record is not None else 0) + 1)
+        self._begin(record.generation + 1)
 
     def close(self) -> None:
         """End all processes of the cluster, and clear its directory away. Twice is fine. Takes at most some seconds."""
@@ -441,7 +452,7 @@ class Cluster:
         self, work: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ranks: tuple[int, ...]
     ) -> Cell:
         if isinstance(work, str):
-            code = textwrap.dedent(work)
+            code = textwrap.dedent(work).lstrip("\n")  # IPython counts lines without leading blank ones
             name = Path(get_file_name(code)).name  # type: ignore[no-untyped-call]  # ipykernel's
             self._sources[name] = code.splitlines()
             if len(self._sources) > _MOST_SOURCES:
@@ -504,9 +515,12 @@ class Cluster:
         while self._failure() is None and mark_lives(record.agent) and time.monotonic() < deadline:
             time.sleep(0.01)
         self._cells.clear()
+        self._processes.stop_agent(record.rank_marks)  # torchrun lets the others live after a rank that called exit()
+        told = (
+            self._why_ended() if self._failure() is not None else f"{ranks_words(dead)} ended, with status 0 or unseen"
+        )
         raise RankDiedError(
-            f"{self._why_ended() or f'{ranks_words(dead)} ended'}\n"
-            f"torchrun has ended the other ranks with it; cluster.restart() starts all of them again",
+            f"{told}\nthe other ranks were ended with it; cluster.restart() starts all of them again",
             dead=self._first_dead(dead),
         )
 

@@ -26,6 +26,7 @@ from workbench.runtime.devices import choose_device
 from workbench.runtime.process_group import init_default_group, start_generation
 from workbench.trace import Recorder
 
+_TRACE_BYTES = 2 << 20  # the last ten thousand calls
 _FLUSH_S = 0.02  # how long printed text may wait for more; ipykernel's own 0.2 s is felt in a notebook
 
 
@@ -37,7 +38,9 @@ class Rank:
         self.world_rank = int(os.environ["RANK"])
         self.device = choose_device(spec.device, int(os.environ["LOCAL_WORLD_SIZE"]))
         self.group_map = GroupMap.from_json(spec.group_map) if spec.group_map is not None else None
-        recorder = Recorder.open(Path(spec.directory) / "trace", self.world_rank, attempt=spec.attempt)
+        recorder = Recorder.open(
+            Path(spec.directory) / "trace", self.world_rank, attempt=spec.attempt, size_bytes=_TRACE_BYTES
+        )
         self._calls = CallRecorder(recorder, self.group_map)
         poll_waits(spec.timeout_s)
         self._calls.install()

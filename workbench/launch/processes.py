@@ -68,10 +68,9 @@ class Processes:
         """End everything and clear the directory away. Local."""
         self.stop_agent(rank_marks)
         _signal(self.controller, signal.SIGKILL)  # it holds nothing that is worth the second a clean end takes it
-        deadline = time.monotonic() + _STOP_S
-        while mark_lives(self.controller) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self._reap()
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_STOP_S)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log_tail(self, name: str, lines: int = 15) -> str:

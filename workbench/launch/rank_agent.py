@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from workbench.launch import loopback
-from workbench.launch.agent import first_failure
+from workbench.launch.agent import first_failure, log_plainly
 from workbench.launch.engine import run_rank
 from workbench.launch.orphans import end_with
 from workbench.launch.spec import EngineSpec, write_private
@@ -33,6 +33,7 @@ def main() -> int:
     spec = EngineSpec.load(sys.argv[1])
     if spec.owner:
         end_with(spec.owner)
+    log_plainly()
     loopback.register()
     _await_connection_file(Path(spec.connection_file))
     config = LaunchConfig(
@@ -53,6 +54,8 @@ def main() -> int:
         if Path(spec.directory).is_dir():  # its owner may have cleared it away by now
             write_private(spec.failure_file, json.dumps(first_failure(e)))
         return 1
+    except SignalException as e:  # asked to end, and the ranks have ended with it
+        return 128 + int(e.sigval)
     return 0
 
 
@@ -69,4 +72,6 @@ def _await_connection_file(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # the ranks are gone, and unloading torch takes longer than a restart should

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from IPython import get_ipython
@@ -16,6 +17,7 @@ from workbench.launch.selection import ranks_label
 
 Outputs = Mapping[int, RankOutput]
 _HOLD_S = 0.015  # how long a line waits for the same line of other ranks
+_HOLD_FIGURE_S = 0.5
 _FRAME_S = 0.025
 
 
@@ -49,7 +51,7 @@ class OnceDisplay:
 
     def finish(self, outputs: Outputs) -> None:
         _print_all(outputs)
-        _show_rich({r: o.rich for r, o in outputs.items()})
+        _Figures().show(outputs, hold=False)
 
 
 class LineDisplay:
@@ -57,7 +59,7 @@ class LineDisplay:
 
     def __init__(self) -> None:
         self._told: dict[int, tuple[int, int]] = {}
-        self._rich: dict[int, int] = {}
+        self._figures = _Figures()
         self._since: float | None = None
 
     def update(self, outputs: Outputs) -> None:
@@ -69,11 +71,11 @@ class LineDisplay:
             self._since = time.monotonic()
         if waiting and (all(o.stdout for o in fresh.values()) or time.monotonic() - (self._since or 0) >= _HOLD_S):
             self._tell(fresh)
-        self._show_rich(outputs)
+        self._figures.show(outputs)
 
     def finish(self, outputs: Outputs) -> None:
         self._tell(self._fresh(outputs, whole_lines=False))
-        self._show_rich(outputs)
+        self._figures.show(outputs, hold=False)
 
     def _fresh(self, outputs: Outputs, *, whole_lines: bool) -> dict[int, RankOutput]:
         fresh = {}
@@ -92,10 +94,6 @@ class LineDisplay:
             self._told[r] = (out_at + len(output.stdout), err_at + len(output.stderr))
         self._since = None
 
-    def _show_rich(self, outputs: Outputs) -> None:
-        _show_rich({r: o.rich[self._rich.get(r, 0) :] for r, o in outputs.items()})
-        self._rich = {r: len(o.rich) for r, o in outputs.items()}
-
 
 class LiveDisplay:
     """One text in a notebook, rewritten while ranks print, so that equal lines come together as they arrive."""
@@ -104,16 +102,18 @@ class LiveDisplay:
         self._handle: Any = None
         self._shown = ""
         self._next = 0.0
-        self._rich: dict[int, int] = {}
+        self._figures = _Figures()
 
     def update(self, outputs: Outputs) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._draw(outputs)
             self._next = time.monotonic() + max(_FRAME_S, 5 * (time.monotonic() - now))  # long texts: seldom
+        self._figures.show(outputs)
 
     def finish(self, outputs: Outputs) -> None:
         self._draw(outputs)
+        self._figures.show(outputs, hold=False)
 
     def _draw(self, outputs: Outputs) -> None:
         text = merge_lines({r: o.stdout for r, o in outputs.items()})
@@ -124,8 +124,6 @@ class LiveDisplay:
                 self._handle = display(_Text(text), display_id=True)  # type: ignore[no-untyped-call]  # IPython's
             else:
                 self._handle.update(_Text(text))
-        _show_rich({r: o.rich[self._rich.get(r, 0) :] for r, o in outputs.items()})
-        self._rich = {r: len(o.rich) for r, o in outputs.items()}
 
 
 class _Text:
@@ -147,17 +145,31 @@ def _print_all(outputs: Outputs) -> None:
         print(err, end="", file=sys.stderr, flush=True)
 
 
-def _show_rich(by_rank: Mapping[int, Sequence[Rich]]) -> None:
-    """Figures by place and rank; one that several ranks made alike is shown once."""
-    for n in range(max((len(found) for found in by_rank.values()), default=0)):
+class _Figures:
+    """Figures in order. One that several ranks made alike is shown once, so each waits a moment for its like."""
+
+    def __init__(self) -> None:
+        self._shown: Counter[int] = Counter()
+        self._since: float | None = None
+
+    def show(self, outputs: Outputs, *, hold: bool = True) -> None:
+        """Show the next figure of each rank, once every rank has one or has been waited for; without `hold`, all."""
+        while next_ones := {r: o.rich[self._shown[r]] for r, o in outputs.items() if len(o.rich) > self._shown[r]}:
+            self._since = self._since or time.monotonic()
+            if hold and len(next_ones) < len(outputs) and time.monotonic() - self._since < _HOLD_FIGURE_S:
+                return
+            self._show_place(next_ones)
+            self._shown.update(next_ones.keys())
+            self._since = None
+
+    def _show_place(self, figures: Mapping[int, Rich]) -> None:
         parties: list[tuple[Rich, list[int]]] = []
-        for r, found in sorted(by_rank.items()):
-            if n < len(found):
-                party = next((ranks for rich, ranks in parties if rich == found[n]), None)
-                if party is None:
-                    parties.append((found[n], [r]))
-                else:
-                    party.append(r)
+        for r, figure in sorted(figures.items()):
+            party = next((ranks for rich, ranks in parties if rich == figure), None)
+            if party is None:
+                parties.append((figure, [r]))
+            else:
+                party.append(r)
         for (data, metadata), ranks in parties:
             print(f"[{ranks_label(ranks)}]", flush=True)
             publish_display_data(dict(data), dict(metadata))  # type: ignore[no-untyped-call]  # IPython's

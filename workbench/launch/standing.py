@@ -108,7 +108,7 @@ def _read(directory: Path) -> Trace | None:
 
 def _wait_text(call: Call) -> str:
     came = [v.world_rank for v in call.visits if v.world_rank not in (*call.missing, *call.unknown)]
-    text = f"{call}: {ranks_words(came)} came"
+    text = f"{call.op} #{call.sequence} on {call.group.key}: {ranks_words(came)} came"
     if call.waiting:
         text += f", {ranks_label(call.waiting)} still inside after {call.waited_ns / 1e9:.1f} s"
     return text + (f"; missing: {ranks_label(call.missing)}" if call.missing else "; nobody is missing")
@@ -133,9 +133,9 @@ def _call_text(event: Event) -> str:
     if event.group is None:
         return f"{event.op} {event.note}".rstrip()
     if event.peer_world_rank is None:
-        return f"{event.op} #{event.sequence} on {event.group}"
+        return f"{event.op} #{event.sequence} on {event.group.key}"
     way = "from" if "recv" in event.op else "to"
-    return f"{event.op} #{event.sequence} {way} world rank {event.peer_world_rank} on {event.group}"
+    return f"{event.op} #{event.sequence} {way} world rank {event.peer_world_rank} on {event.group.key}"
 
 
 def _dump_stacks(directory: Path, rank_marks: Sequence[str]) -> dict[int, list[tuple[str, int, str]]]:

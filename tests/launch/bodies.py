@@ -1,0 +1,82 @@
+"""Functions that tests send to ranks. They stand in a module of their own, so that a rank can import it by name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def environment() -> dict[str, str]:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
+    return {name: os.environ[name] for name in names}
+
+
+def engine_id() -> int:
+    from ipyparallel.engine.app import IPEngine
+
+    return int(IPEngine.instance().id)
+
+
+def sum_over(kind: str | None = None) -> float:
+    """10^rank summed over the world, or over this rank's group of `kind` by the Session."""
+    import torch
+    import torch.distributed as dist
+    from IPython import get_ipython
+
+    names: dict[str, Any] = get_ipython().user_ns
+    x = torch.full((2, 64), 10.0 ** names["rank"])
+    if kind is None:
+        dist.all_reduce(x)
+        return float(x[0, 0])
+    return float(names["session"].all_reduce(x, group=kind)[0, 0])
+
+
+def pass_on() -> float:
+    """What the rank before this one sent: once started and waited for, once not."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.full((1,), -1.0)
+    sending = dist.isend(torch.full((1,), float(rank)), dst=(rank + 1) % size)
+    dist.recv(received, src=(rank - 1) % size)
+    sending.wait()
+    again = torch.full((1,), -1.0)
+    waiting = dist.irecv(again, src=(rank - 1) % size)
+    dist.send(torch.full((1,), float(rank)), dst=(rank + 1) % size)
+    waiting.wait()
+    assert again == received
+    return float(received)
+
+
+def prepare(kind: str) -> str:
+    import torch
+    from IPython import get_ipython
+
+    session = get_ipython().user_ns["session"]
+    return str(session.prepare(kind, hidden=64, dtype=torch.float32, max_tokens=8).choice)
+
+
+def remember(value: int) -> None:
+    from IPython import get_ipython
+
+    names = get_ipython().user_ns
+    names["remembered"] = value + names["rank"]
+
+
+def recall() -> int:
+    from IPython import get_ipython
+
+    return int(get_ipython().user_ns["remembered"])
+
+
+def fail_on(world_rank: int) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == world_rank:
+        raise ValueError(f"world rank {world_rank} has had enough")
+    dist.barrier()
