@@ -150,8 +150,9 @@ class Cluster:
         self._record = record
         self._spec = EngineSpec.load(record.directory / f"engines-{record.attempt}.json")
         self._client = self._connect()
-        self._await_engines()
-        self._left_busy = self._busy_by_hub()
+        if all(map(mark_lives, record.rank_marks)):  # else it can still be restarted
+            self._await_engines()
+            self._left_busy = self._busy_by_hub()
         _enter_notebook(self)
         return self
 
@@ -248,7 +249,11 @@ class Cluster:
         if deadline_s is not None:
             deadline_s = check_timeout(deadline_s, "deadline_s")
         self._check_ready(chosen)
-        cell = self._send(work, args, kwargs, chosen)
+        try:
+            cell = self._send(work, args, kwargs, chosen)
+        except KeyboardInterrupt:  # some ranks may have it: the hub knows which
+            self._left_busy = self._busy_by_hub()
+            raise
         try:
             cell.watch(choose_display(), self._raise_if_dead, deadline_s=deadline_s)
         except TimeoutError:

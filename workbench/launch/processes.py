@@ -33,18 +33,18 @@ class Processes:
         self.keep = keep
         self.controller = controller
         self.agent = agent
+        self._pid = os.getpid()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller. Local; does not wait for it."""
         owner = "" if self.keep else run_tag()
         command = [sys.executable, "-m", "workbench.launch.controller", str(self.directory), owner]
-        self.controller = self._spawn(command, {} if self.keep else {MARK: owner}, "controller.log")
+        self.controller = self._spawn(command, {MARK: owner}, "controller.log")
 
     def start_agent(self, spec: EngineSpec) -> None:
         """Start torchrun's agent with the ranks of `spec`. Local; does not wait for them."""
-        mark = self.controller if self.keep else run_tag()
-        environment = rank_environment(spec.ranks, mark)
+        environment = rank_environment(spec.ranks, self.controller)
         self.agent = self._spawn(agent_command(spec.save()), environment, f"agent-{spec.attempt}.log")
 
     def stop_agent(self, rank_marks: Sequence[str]) -> None:
@@ -65,7 +65,9 @@ class Processes:
         self._reap()
 
     def stop(self, rank_marks: Sequence[str]) -> None:
-        """End everything and clear the directory away. Local."""
+        """End everything and clear the directory away. Local; does nothing in a forked child of the driver."""
+        if os.getpid() != self._pid:
+            return
         self.stop_agent(rank_marks)
         _signal(self.controller, signal.SIGKILL)  # it holds nothing that is worth the second a clean end takes it
         for child in self._children.values():
