@@ -292,6 +292,23 @@ def build(force: bool, as_json: bool) -> None:
 
 
 @cli.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory to open; the notebooks are copied there, and none that is there is written over.  "
+    "[default: notebooks/ of the clone, else ./workbench-notebooks]",
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="0: any free one.  [default: 8888 or the next free one]")
+@click.option("--no-browser", is_flag=True, help="Open no browser; the address is printed.")
+def lab(directory: Path | None, port: int | None, no_browser: bool) -> None:
+    """JupyterLab on the notebooks, on the loopback interface and behind a token. Ctrl-C ends it and all ranks."""
+    from workbench.notebooks import choose_directory, run_lab
+
+    run_lab(choose_directory(directory, say=_say), port=port, browser=not no_browser, say=_say)
+
+
+@cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell.

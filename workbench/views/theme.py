@@ -54,7 +54,8 @@ _KINDS = {
 
 
 def kind_colour(kind: str) -> str:
-    """The colour of a kind as "#rrggbb"; the same in every figure."""
+    """The colour of a kind as "#rrggbb", the same in every figure; "tp[0,1]", one of its groups, has it too."""
+    kind = kind.partition("[")[0]
     family, tone = _KINDS.get(kind) or _read(kind)
     return _TONES[family][tone]
 

@@ -57,9 +57,10 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
 
 def timings_text(samples: Sequence[Sample]) -> str:
     """The same as a table. Deterministic given the samples."""
-    lines = [f"{'kind':<14} {'variant':<9} {'tokens':>6} {'median us':>10} {'best':>10} {'worst':>10}"]
+    wide = max(14, *(len(s.kind) for s in samples), 0)
+    lines = [f"{'kind':<{wide}} {'variant':<9} {'tokens':>6} {'median us':>10} {'best':>10} {'worst':>10}"]
     lines += [
-        f"{s.kind:<14} {s.variant:<9} {s.tokens:>6} {s.median_us:>10.1f} {s.best_us:>10.1f} {s.worst_us:>10.1f}"
+        f"{s.kind:<{wide}} {s.variant:<9} {s.tokens:>6} {s.median_us:>10.1f} {s.best_us:>10.1f} {s.worst_us:>10.1f}"
         for s in samples
     ]
     return "\n".join(lines)

@@ -1,0 +1,38 @@
+"""python -m workbench.notebooks [--run] FILE...: clean notebooks and give their figures static twins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import nbformat
+
+from workbench.errors import ResourceError
+from workbench.notebooks.stored import clean_notebook, run_notebook
+from workbench.notebooks.twins import add_twins
+
+
+@click.command()
+@click.option("--run", is_flag=True, help="Run every cell first, on real ranks.")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(run: bool, paths: tuple[Path, ...]) -> None:
+    """Clean stored notebooks of widgets and of one machine's metadata, and draw a picture beside each figure.
+
+    For notebooks that ran on a machine without a browser, it needs no ranks: the figures are in the files.
+    """
+    missing = False
+    for path in paths:
+        notebook = run_notebook(path) if run else nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        clean_notebook(notebook)
+        try:
+            told = f"{add_twins(notebook)} figures with pictures"
+        except ResourceError as e:
+            missing, told = True, str(e)
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]  # nbformat's
+        click.echo(f"{path}: {told}")
+    sys.exit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()
