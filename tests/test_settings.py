@@ -26,6 +26,7 @@ def test_every_variable_is_read() -> None:
         "WORKBENCH_CUSTOM_ALL_REDUCE": "0",
         "WORKBENCH_MULTICAST": "1",
         "WORKBENCH_CHECK": "1",
+        "WORKBENCH_TEST": "1",
         "WORKBENCH_TIMEOUT_S": "2.5",
         "WORKBENCH_TRACE_DIR": "/tmp/t",
     }
@@ -36,6 +37,7 @@ def test_every_variable_is_read() -> None:
         custom_all_reduce=False,
         multicast=True,
         check=True,
+        test=True,
         timeout_s=2.5,
         trace_dir="/tmp/t",
     )

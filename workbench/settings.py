@@ -15,6 +15,7 @@ VARIABLES = {
     "WORKBENCH_MULTICAST": "1 allows multicast (NVLS) where every GPU of a group has it; default: off",
     "WORKBENCH_CHECK": "1 compares every call's arguments across its group before it runs: slow, for finding mistakes",
     "WORKBENCH_TIMEOUT_S": "seconds that any wait on another rank may take; default 60",
+    "WORKBENCH_TEST": "1 prints a cell's output once, sorted by rank and without colour, as under nbval",
     "WORKBENCH_TRACE_DIR": "directory that receives one trace file a rank; default: no trace",
 }
 
@@ -28,6 +29,7 @@ class Settings:
     custom_all_reduce: bool = True
     multicast: bool = False
     check: bool = False
+    test: bool = False
     timeout_s: float = 60.0
     trace_dir: str | None = None
 
@@ -44,6 +46,7 @@ class Settings:
             custom_all_reduce=_switch(env, "WORKBENCH_CUSTOM_ALL_REDUCE", "1"),
             multicast=_switch(env, "WORKBENCH_MULTICAST", "0"),
             check=_switch(env, "WORKBENCH_CHECK", "0"),
+            test=_switch(env, "WORKBENCH_TEST", "0"),
             timeout_s=_seconds(env, "WORKBENCH_TIMEOUT_S", 60.0),
             trace_dir=env.get("WORKBENCH_TRACE_DIR") or None,
         )

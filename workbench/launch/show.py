@@ -14,6 +14,7 @@ from IPython.display import display, publish_display_data
 
 from workbench.launch.output import RankOutput, Rich, merge_lines
 from workbench.launch.selection import ranks_label
+from workbench.settings import Settings
 
 Outputs = Mapping[int, RankOutput]
 _HOLD_S = 0.015  # how long a line waits for the same line of other ranks
@@ -38,7 +39,7 @@ def choose_display() -> Display:
 
 def is_test() -> bool:
     """Whether output is compared with stored output: WORKBENCH_TEST=1, or a kernel that pytest (nbval) started."""
-    return os.environ.get("WORKBENCH_TEST") == "1" or (
+    return Settings.read().test or (
         "PYTEST_CURRENT_TEST" in os.environ and getattr(get_ipython(), "kernel", None) is not None
     )
 

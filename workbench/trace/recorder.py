@@ -407,7 +407,7 @@ def _inner_files() -> tuple[str, ...]:
     Programs of this package (demo, models, measure) are callers like any other.
     """
     package = os.path.dirname(os.path.dirname(__file__))
-    folders = [os.path.join(package, room) for room in ("trace", "runtime", "backends", "observe", "ops")]
+    folders = [os.path.join(package, room) for room in ("trace", "runtime", "backends", "launch", "observe", "ops")]
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     if torch_file:
         folders.append(os.path.dirname(torch_file))
