@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests.bugs.worlds import HANG_S, HIDDEN, dies_quietly, fused, only, open_session, plain_world
 from tests.forked import run_outcomes, run_ranks
-from workbench.errors import ArgumentError, ClosedError
+from workbench.errors import ClosedError, MismatchError
 from workbench.ranks import GroupMap
 
 
@@ -37,7 +37,7 @@ def test_the_first_call_fails_on_both_the_next_says_so_and_a_rebuild_is_right() 
     def body(rank: int) -> tuple[str, str, float]:
         with open_session(GroupMap.custom({"tp": [[0, 1]]}), "tp") as s:
             x = torch.ones(3 if rank == 0 else 1, HIDDEN)
-            with pytest.raises(ArgumentError) as first:
+            with pytest.raises(MismatchError) as first:
                 s.all_reduce(x, group="tp")
             with pytest.raises(ClosedError) as second:
                 s.all_reduce(torch.ones(1, HIDDEN), group="tp")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.bugs.worlds import HANG_S, HIDDEN, dies_quietly, fused, only, open_session, plain_world
 from tests.forked import run_outcomes, run_ranks
-from workbench.errors import ArgumentError
+from workbench.errors import MismatchError
 from workbench.ranks import GroupMap
 
 TOKENS = (5, 7)
@@ -47,7 +47,7 @@ def test_the_bucket_that_the_group_agrees_on_is_8_on_both() -> None:
 
 def test_buckets_that_differ_all_the_same_are_one_error_on_both() -> None:
     def body(rank: int) -> str:
-        with open_session(PAIR, "dp", max_tokens=8) as s, pytest.raises(ArgumentError) as e:
+        with open_session(PAIR, "dp", max_tokens=8) as s, pytest.raises(MismatchError) as e:
             fused(s, "dp", tokens=bucket_of(TOKENS[rank]))
         return str(e.value)
 

@@ -63,4 +63,4 @@ def test_without_check_mode_it_is_an_error_on_both_ranks_all_the_same() -> None:
         with open_session(PAIR, "tp") as s:
             return error_name(lambda: (attention if rank == 0 else mlp)(s))
 
-    assert run_ranks(2, body) == ["ArgumentError"] * 2
+    assert run_ranks(2, body) == ["MismatchError"] * 2

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.bugs.worlds import HANG_S, HIDDEN, fused, only, open_session, part, plain_world
 from tests.forked import run_ranks
-from workbench.errors import ArgumentError
+from workbench.errors import MismatchError
 from workbench.ranks import GroupMap
 
 STEPS = (10, 7)  # real steps of world ranks 0 and 1
@@ -52,7 +52,7 @@ def test_an_idle_rank_makes_the_same_calls_with_nothing_to_add() -> None:
 
 def test_a_step_that_meets_the_extra_sync_is_an_error_on_both_ranks() -> None:
     def body(rank: int) -> str:
-        with open_session(PAIR, "dp") as s, pytest.raises(ArgumentError) as e:
+        with open_session(PAIR, "dp") as s, pytest.raises(MismatchError) as e:
             for step in range(STEPS[0]):
                 if step >= STEPS[rank]:
                     s.all_reduce(torch.zeros(1, HIDDEN), group="dp")

@@ -58,7 +58,7 @@ def test_a_probe_that_hangs_is_ended_at_its_deadline_and_the_others_are_still_as
         "peer_access:GPU-1": ("fails", "no answer within 1 s"),
         "ipc:GPU-1": ("works", ""),
     }
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 12
 
 
 @pytest.mark.parametrize("reason", ["256 of 256 words are others", "no answer within 1 s"])
