@@ -57,6 +57,8 @@ def test_every_command_has_a_help_text(command: str | None) -> None:
         (["demo", "--out", "/proc/nowhere"], "cannot be used as output directory"),
         (["completion", "tcsh"], "tcsh"),
         (["fly"], "fly"),
+        (["groups", "\x1b[31m"], "\\x1b[31m"),
+        (["groups", "sglang", "--size", "tp=" + "[" * 20000], "tp"),
         (["groups"], "Missing argument"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, list) else "",

@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from workbench.demo import claim_directory, default_layout
+from workbench.demo.directory import write_private
 from workbench.errors import ArgumentError
-from workbench.launch import find_survivors, stop_survivors
+from workbench.launch import find_survivors, run_tag, stop_survivors
+from workbench.launch.survivors import mark_lives, mark_pid
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--hidden", "64", "--tokens", "1,8", "--rounds", "2"]
@@ -161,11 +163,71 @@ def test_a_job_past_its_limit_is_ended(tmp_path: Path) -> None:
     assert_all_gone(family)
 
 
-def test_a_directory_that_holds_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"thesis\.tex"), claim_directory(tmp_path):
+@pytest.mark.parametrize("name", ["thesis.tex", "logs", "report.html"])
+def test_a_directory_that_no_demo_made_is_never_emptied(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match=name), claim_directory(tmp_path):
         pass
-    assert (tmp_path / "thesis.tex").read_text() == "mine"
+    assert (tmp_path / name / "mine.txt").read_text() == "mine"
+
+
+def test_a_directory_of_a_demo_is_emptied_and_its_files_are_private(tmp_path: Path) -> None:
+    for _ in range(2):
+        with claim_directory(tmp_path / "out") as out:
+            assert [p.name for p in out.iterdir()] == [".workbench-demo"]
+            write_private(out / "result.json", "{}")
+            assert (out / "result.json").stat().st_mode & 0o077 == 0
+            with pytest.raises(FileExistsError):
+                write_private(out / "result.json", "again")
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ArgumentError, match="writable by nobody else"), claim_directory(tmp_path / "open"):
+        pass
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "result.json").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "result.json", "overwritten")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_rank_whose_starter_died_before_it_could_look_ends_itself() -> None:
+    """The starter is gone by the time the rank, busy with imports, asks: its parent is init, its mark tells."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    mark = run_tag(dead.pid)
+    dead.wait()
+    code = "from workbench.launch import end_with_starter; import time; end_with_starter(); time.sleep(60)"
+    orphan = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "WORKBENCH_RUN": mark}, timeout=30, check=False, cwd=ROOT
+    )
+    assert orphan.returncode == -signal.SIGTERM
+
+
+def test_marks_of_another_pid_namespace_are_left_alone() -> None:
+    mark = run_tag()
+    assert mark_lives(mark)
+    assert mark_pid(mark) == os.getpid()
+    elsewhere = mark.rsplit(".", 1)[0] + ".1"
+    assert mark_pid(elsewhere) == 0
+    assert not _is_survivor(elsewhere)
+    assert _is_survivor("1.1." + mark.rsplit(".", 1)[1])
+
+
+def _is_survivor(mark: str) -> bool:
+    """Whether a process with this mark would be taken for a survivor."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], env={"WORKBENCH_RUN": mark})
+    try:
+        time.sleep(0.3)
+        return child.pid in {s.pid for s in find_survivors()}
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_directory_in_use_is_refused_and_the_default_moves_on(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -65,7 +66,7 @@ class SizesType(click.ParamType):  # type: ignore[type-arg] # generic from click
             self.fail(f"{value!r} is not NAME=VALUE, such as tp=8", param, ctx)
         try:
             return name, json.loads({"none": "null"}.get(text.lower(), text.lower()))
-        except ValueError:
+        except (ValueError, RecursionError):
             return name, text
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
@@ -193,7 +194,9 @@ def groups(
     if html is not None:
         from workbench.views import group_map_report
 
-        html.write_text(group_map_report(group_map), encoding="utf-8")
+        beside = html.with_name(f".{html.name}.{os.getpid()}")  # a full disk must not leave half a page
+        beside.write_text(group_map_report(group_map), encoding="utf-8", errors="backslashreplace")
+        beside.replace(html)
         _say(f"wrote {html}")
     click.echo(json.dumps({"schema": 1, **group_map.to_json()}) if as_json else str(group_map))
 
@@ -347,9 +350,10 @@ def _say(text: str) -> None:
 
 def _leave(status: int, message: str = "") -> NoReturn:
     if message:
-        click.echo(message, err=True)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+        click.echo("".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in message), err=True)
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
     sys.exit(status)
 
 

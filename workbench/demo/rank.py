@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from workbench.demo.check import EPS, check_capture, check_group, make_inputs
+from workbench.demo.directory import write_private
 from workbench.demo.spec import DemoSpec
-from workbench.launch import PROGRESS, die_with_parent
+from workbench.launch import PROGRESS, end_with_starter
 from workbench.measure import Unfused, alternate
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
@@ -24,7 +25,7 @@ from workbench.runtime import Session
 @record
 def main() -> None:
     """Check with a trace, then measure without one; world rank 0 writes result.json."""
-    die_with_parent()
+    end_with_starter()
     out = Path(sys.argv[1])
     spec = DemoSpec.load(out / "spec.json")
     if spec.device == "cuda":
@@ -47,7 +48,7 @@ def main() -> None:
             results[kind]["samples"] = _measure(session, kind, spec)
             say(f"measured {kind}")
     if session.world_rank == 0:
-        (out / "result.json").write_text(json.dumps({"kinds": results, "torch": torch.__version__}))
+        write_private(out / "result.json", json.dumps({"kinds": results, "torch": torch.__version__}))
 
 
 def kinds_with_peers(group_map: GroupMap) -> list[str]:

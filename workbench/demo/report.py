@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from workbench.demo.directory import write_private
 from workbench.demo.spec import DemoSpec
 from workbench.ranks import GroupMap
 from workbench.trace import Sample, capture_timeline, read_directory, rendezvous_lanes
@@ -117,9 +118,7 @@ def write_report(out: Path, spec: DemoSpec, group_map: GroupMap, document: dict[
         ),
     ]
     path = out / "report.html"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(report_html("A fused all-reduce on every subgroup", sections))
+    write_private(path, report_html("A fused all-reduce on every subgroup", sections))
     return path
 
 

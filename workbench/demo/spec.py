@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.demo.directory import write_private
 from workbench.ranks import GroupMap
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -34,7 +35,7 @@ class DemoSpec:
 
     def save(self, path: Path) -> None:
         """Write the spec as JSON."""
-        path.write_text(json.dumps(asdict(self)))
+        write_private(path, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> DemoSpec:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from workbench.launch.job import PROGRESS, JobResult, RankFailure, run_job
-from workbench.launch.orphans import die_with_parent
+from workbench.launch.orphans import die_with_parent, end_with_starter
 from workbench.launch.survivors import find_survivors, run_tag, stop_survivors
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "Standing",
     "current_cluster",
     "die_with_parent",
+    "end_with_starter",
     "find_survivors",
     "run_job",
     "run_tag",

@@ -15,12 +15,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from workbench.launch import loopback
-from workbench.launch.orphans import die_with_parent
+from workbench.launch.orphans import end_with_starter
 
 
 def main() -> int:
     """Run torchrun with the arguments after the file's name; 1 if a rank failed."""
-    die_with_parent()
+    end_with_starter()
     log_plainly()
     loopback.register()
     path, arguments = Path(sys.argv[1]), sys.argv[2:]

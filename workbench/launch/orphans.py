@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from workbench.launch.survivors import mark_lives, mark_pid
+from workbench.launch.survivors import MARK, mark_lives, mark_pid
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 3.0
@@ -27,6 +27,18 @@ def die_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # it ended between the two lines
         os._exit(1)
+
+
+def end_with_starter() -> None:
+    """End this process with its parent, and with the command that started the job (WORKBENCH_RUN), if that is gone too.
+
+    A process whose starter died while it was still importing torch has been handed to init by now: its parent tells it
+    nothing, the mark does.
+    """
+    die_with_parent()
+    mark = os.environ.get(MARK, "")
+    if mark_pid(mark):
+        end_with(mark)
 
 
 def end_with(owner: str) -> None:

@@ -1,8 +1,9 @@
 """Processes of ours that outlived the command which started them: how they are marked, found and ended.
 
-Every process of a job carries WORKBENCH_RUN=<pid>.<start time> of the process it belongs to: the command that started
-it, or the controller of a cluster that is kept. If that process is gone, what still carries the mark is a survivor.
-Only processes of the own user are ever looked at. The start time is in clock ticks since boot: no clock change moves
+Every process of a job carries WORKBENCH_RUN=<pid>.<start time>.<pid namespace> of the process it belongs to: the
+command that started it, or the controller of a cluster that is kept. If that process is gone, what still carries the
+mark is a survivor. Only processes of the own user are ever looked at, and marks of another pid namespace (a container)
+are left alone, since their pids mean nothing here. The start time is in clock ticks since boot: no clock change moves
 it.
 """
 
@@ -29,19 +30,20 @@ class Survivor:
 def run_tag(pid: int | None = None) -> str:
     """The mark for processes that belong to `pid` (default: this process)."""
     pid = os.getpid() if pid is None else pid
-    return f"{pid}.{start_time_of(pid)}"
+    return f"{pid}.{start_time_of(pid)}.{_namespace()}"
 
 
 def mark_pid(mark: str) -> int:
-    """The pid that a mark names; 0 if it is not a mark of ours."""
-    pid, _, started = mark.partition(".")
-    return int(pid) if pid.isdigit() and started.isdigit() else 0
+    """The pid that a mark names; 0 if it is not a mark of ours, or one of another pid namespace."""
+    parts = mark.split(".")
+    ours = len(parts) == 3 and all(part.isdigit() for part in parts) and parts[2] == _namespace()
+    return int(parts[0]) if ours else 0
 
 
 def mark_lives(mark: str) -> bool:
     """True while that very process runs: neither a zombie nor a later process with the same pid."""
     pid = mark_pid(mark)
-    return pid > 0 and process_lives(pid, int(mark.partition(".")[2]))
+    return pid > 0 and process_lives(pid, int(mark.split(".")[1]))
 
 
 def find_survivors() -> tuple[Survivor, ...]:
@@ -80,3 +82,8 @@ def stop_survivors(survivors: tuple[Survivor, ...], *, grace_s: float = 3.0) -> 
 def _starter_lives(mark: str) -> bool:
     """True as well for what is not a mark of ours: left alone."""
     return mark_pid(mark) == 0 or mark_lives(mark)
+
+
+def _namespace() -> str:
+    """The inode of this process's pid namespace."""
+    return os.readlink("/proc/self/ns/pid").strip("pid:[]")

@@ -310,7 +310,7 @@ def _plain_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_reserved(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes from a document as keyword arguments; a name that `build` itself uses is no size of any system."""
-    reserved = {"system", "launch_checks"} & set(sizes)
+    reserved = {"cls", "system", "launch_checks"} & set(sizes)
     if reserved:
         raise LayoutError(f"{sorted(reserved)[0]!r} is no size; a group map holds only its system's sizes")
     return dict(sizes)

@@ -16,7 +16,7 @@ import torch
 
 from workbench.backends.base import Workspace
 from workbench.errors import CaptureError, ClosedError
-from workbench.ops import FusedOutput
+from workbench.ops import FusedOutput, Limits, check_all_reduce, check_fused
 from workbench.trace import Recorder
 
 _SHOWN = 64  # calls of a group told to the other ranks in full; of more, the digest still tells that they differ
@@ -33,16 +33,19 @@ class CapturedCall:
     path: str
     run: Callable[[], None] | None
 
+    numbers: str
+
     def fingerprint(self) -> str:
         """What must be equal on every member of the group."""
-        return f"{self.op} {'x'.join(map(str, self.shape))} {self.dtype} on {self.path}"
+        return f"{self.op} {'x'.join(map(str, self.shape))} {self.dtype}{self.numbers} on {self.path}"
 
 
 class Capture:
     """What `Session.capture()` gives. Replay it after the block has ended; its tensors stay alive with it."""
 
-    def __init__(self, trace: Recorder) -> None:
+    def __init__(self, trace: Recorder, enter: Callable[[str], None]) -> None:
         self._trace = trace
+        self._enter = enter
         self.calls: list[CapturedCall] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[object] = []
@@ -58,6 +61,7 @@ class Capture:
             raise ClosedError("this capture failed, or its session is closed or rebuilt; capture again")
         if self._state != "complete":
             raise CaptureError("replay before the capture was complete on every rank; replay after the `with` block")
+        self._enter("replay")
         token = self._trace.begin("replay")
         try:
             if self.graph is not None:
@@ -85,6 +89,10 @@ class Capture:
             for group, texts in by_group.items()
         }
 
+    def order(self) -> list[str]:
+        """The group of each call, in order."""
+        return [call.group for call in self.calls]
+
     def complete(self) -> None:
         """Allow replays: every rank captured the same."""
         self._state = "complete"
@@ -100,31 +108,39 @@ class Capture:
 class CapturingWorkspace:
     """A workspace inside a capture: on CPU its calls are written down, on CUDA they go into the graph as well."""
 
-    def __init__(self, inner: Workspace, capture: Capture, group: str) -> None:
+    def __init__(self, inner: Workspace, capture: Capture, limits: Limits) -> None:
         self.backend = inner.backend
         self.request = inner.request
         self.size_bytes = inner.size_bytes
         self._inner = inner
         self._capture = capture
-        self._group = group
+        self._limits = limits
+
+    @property
+    def broken(self) -> str:
+        """As the Workspace protocol says."""
+        return self._inner.broken
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The tensor that each replay fills."""
+        check_all_reduce(self._limits, x)
         if self._capture.graph is not None:
             out = self._inner.all_reduce(x)
-            self._note("all_reduce", x, None, (x, out))
+            self._note("all_reduce", x, None, (x, out), "")
             return out
         out = _unfilled(x)
-        self._note("all_reduce", x, lambda: _fill(out, self._inner.all_reduce(x)), ())
+        self._note("all_reduce", x, lambda: _fill(out, self._inner.all_reduce(x)), (), "")
         return out
 
     def all_reduce_add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_bias: float
     ) -> FusedOutput:
         """The tensors that each replay fills."""
+        check_fused(self._limits, x, residual, weight, eps, weight_bias)
+        numbers = f" eps {eps!r} weight_bias {weight_bias!r}"
         if self._capture.graph is not None:
             out = self._inner.all_reduce_add_rms_norm(x, residual, weight, eps=eps, weight_bias=weight_bias)
-            self._note("all_reduce_add_rms_norm", x, None, (x, residual, weight, out))
+            self._note("all_reduce_add_rms_norm", x, None, (x, residual, weight, out), numbers)
             return out
         out = FusedOutput(_unfilled(x), _unfilled(x))
 
@@ -133,7 +149,7 @@ class CapturingWorkspace:
             _fill(out.norm, found.norm)
             _fill(out.residual, found.residual)
 
-        self._note("all_reduce_add_rms_norm", x, run, ())
+        self._note("all_reduce_add_rms_norm", x, run, (), numbers)
         return out
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -143,23 +159,27 @@ class CapturingWorkspace:
     def close(self) -> None:
         """The workspace belongs to the session."""
 
-    def _note(self, op: str, x: torch.Tensor, run: Callable[[], None] | None, kept: tuple[object, ...]) -> None:
+    def _note(
+        self, op: str, x: torch.Tensor, run: Callable[[], None] | None, kept: tuple[object, ...], numbers: str
+    ) -> None:
         dtype = str(x.dtype).removeprefix("torch.")
-        self._capture.calls.append(CapturedCall(self._group, op, tuple(x.shape), dtype, self.backend, run))
+        self._capture.calls.append(
+            CapturedCall(self._limits.group, op, tuple(x.shape), dtype, self.backend, run, numbers)
+        )
         self._capture.kept += kept
 
 
 def compare_captures(told: list[dict[str, Any]]) -> CaptureError | None:
     """The error that the ranks' summaries amount to, or None. Pure: equal input, equal text on every rank.
 
-    told[r] = {"error": text or None, "groups": Capture.summary()}, in world-rank order. First cause first: an exception
-    on some rank, then different counts, then different calls.
+    told[r] = {"error": text or None, "groups": Capture.summary(), "order": Capture.order()}, in world-rank order. First
+    cause first: an exception on some rank, different counts, different calls, then an order that would deadlock.
     """
     for r, rank in enumerate(told):
         if rank["error"]:
             return CaptureError(f"the capture failed on world rank {r}: {rank['error']}; no rank may replay")
     for group in sorted({g for rank in told for g in rank["groups"]}):
-        members = [int(m) for m in group[group.index("[") + 1 : -1].split(",")]
+        members = _members(group)
         seen = {m: told[m]["groups"].get(group, {"count": 0, "digest": "", "calls": []}) for m in members}
         counts = {m: s["count"] for m, s in seen.items()}
         if len(set(counts.values())) > 1:
@@ -175,7 +195,33 @@ def compare_captures(told: list[dict[str, Any]]) -> CaptureError | None:
                 pair = [(w, seen[w]["calls"][place] if place < _SHOWN else "a later call") for w in (first, m)]
                 story = " but ".join(f"world rank {w} captured {text}" for w, text in pair)
                 return CaptureError(f"{group}: call {place + 1}: {story}; no rank may replay")
-    return None
+    return _find_deadlock([rank["order"] for rank in told])
+
+
+def _find_deadlock(orders: list[list[str]]) -> CaptureError | None:
+    """The error for ranks that would wait for each other in a circle: each has the other's next call behind its own."""
+    ahead = [0] * len(orders)
+    progress = True
+    while progress:
+        progress = False
+        for r, order in enumerate(orders):
+            if ahead[r] == len(order):
+                continue
+            group = order[ahead[r]]
+            members = _members(group)
+            if all(ahead[m] < len(orders[m]) and orders[m][ahead[m]] == group for m in members):
+                for m in members:
+                    ahead[m] += 1
+                progress = True
+    stuck = [r for r, order in enumerate(orders) if ahead[r] < len(order)]
+    if not stuck:
+        return None
+    story = ", ".join(f"world rank {r} is at {orders[r][ahead[r]]}" for r in stuck[:8])
+    return CaptureError(f"a replay would deadlock: {story}; capture the groups in one order on every rank")
+
+
+def _members(group: str) -> list[int]:
+    return [int(m) for m in group[group.index("[") + 1 : -1].split(",")]
 
 
 def _unfilled(x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.errors import ClosedError, DeadlineError, PeerDeadError, WorkbenchError
+from workbench.errors import ArgumentError, ClosedError, DeadlineError, MismatchError, PeerDeadError, WorkbenchError
 from workbench.ranks import GroupKey
 from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
 from workbench.runtime.process_group import TorchGroups
 
-FRAME_BYTES = 4096  # length + JSON text of nearly every value; a longer one takes a second exchange
+FRAME_BYTES = 4096  # holds the head and nearly every value; a longer value takes a second exchange
+_WHAT_BYTES = 240
+_HEAD = struct.Struct(f"<QQ{_WHAT_BYTES}s")  # length of the value, round of the sender, what it came for
 
 
 class GlooChannel:
@@ -52,43 +55,80 @@ class GlooChannel:
     def gather(self, value: Any, *, what: str = "exchange") -> list[Any]:
         """Every member's JSON value, in group_rank order.
 
-        Collective: every member of the group, equally often.
-        Raises: DeadlineError or PeerDeadError naming world ranks; ClosedError after an earlier failure.
+        Collective: every member of the group, equally often and with equal `what`.
+        Raises: ArgumentError for a value that is not JSON, before any wait. MismatchError, alike on every member, if
+        members came for different things. DeadlineError or PeerDeadError naming world ranks; ClosedError after an
+        earlier failure.
         """
-        data = json.dumps(value).encode()
-        frames = self._all_gather(_frame(data, FRAME_BYTES), what)
-        longest = max(_length(f) for f in frames)
-        if longest + 8 > FRAME_BYTES:
-            frames = self._all_gather(_frame(data, longest + 8), what)
-        return [json.loads(bytes(f[8 : 8 + _length(f)].tolist())) for f in frames]
+        try:
+            data = json.dumps(value).encode()
+        except (TypeError, ValueError) as e:
+            raise ArgumentError(
+                f"{self.key}: {what} of {type(value).__name__}: {e}; pass None, numbers, texts, lists"
+            ) from e
+        frames = self._all_gather(_frame(data, FRAME_BYTES, self._round + 1, what), what)
+        self._compare([_HEAD.unpack_from(f) for f in frames])
+        lengths = [_HEAD.unpack_from(f)[0] for f in frames]
+        if max(lengths) > FRAME_BYTES - _HEAD.size:
+            frames = self._all_gather(_frame(data, _HEAD.size + max(lengths), self._round + 1, what), what)
+        return [json.loads(f[_HEAD.size : _HEAD.size + n]) for f, n in zip(frames, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, *, group_root: int) -> Any:
         """The root member's picklable object, on every member. `group_root` counts places in `key.world_ranks`.
 
         Collective: every member of the group. The object is pickled, as torch's own object collectives do: the
-        members of one job trust each other.   Raises: as gather.
+        members of one job trust each other.
+        Raises: as gather; MismatchError too if members name different roots. ArgumentError, alike on every member, if
+        the root's object cannot be pickled.
         """
         root = self.key.world_rank(group_root)
         what = f"broadcast_object from group root {group_root} = {ranks_text([root])}"
-        data = pickle.dumps(value) if root == self.world_rank else b""
-        length = torch.tensor([len(data)])
-        self._run(lambda: dist.broadcast(length, src=root, group=self.torch_group, async_op=True), what)
-        body = (
-            torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            if data
-            else torch.empty(int(length), dtype=torch.uint8)
-        )
+        data, problem = b"", ""
+        if root == self.world_rank:
+            try:
+                data = pickle.dumps(value)
+            except Exception as e:  # whatever the object's own code raises; told to all, so that nobody waits for it
+                problem = f"{type(value).__name__} cannot be pickled: {type(e).__name__}: {e}"
+        length, problem = self.gather([len(data), problem], what=what)[group_root]
+        if problem:
+            raise ArgumentError(f"{self.key}: {what}: {problem}")
+        body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(length, dtype=torch.uint8)
         self._run(lambda: dist.broadcast(body, src=root, group=self.torch_group, async_op=True), what)
         return value if root == self.world_rank else pickle.loads(body.numpy().tobytes())
 
     def barrier(self, *, what: str = "barrier") -> None:
         """Return once every member has entered. Collective over the group; raises as gather."""
-        self._all_gather(torch.zeros(1, dtype=torch.uint8), what)
+        self.gather(None, what=what)
 
-    def _all_gather(self, frame: torch.Tensor, what: str) -> list[torch.Tensor]:
-        received = [torch.empty_like(frame) for _ in self._place]
-        self._run(lambda: dist.all_gather(received, frame, group=self.torch_group, async_op=True), what)
-        return [received[p] for p in self._place]
+    def leave(self, error: BaseException) -> None:
+        """Tell the other members that this rank takes part no more, so that they need not wait for it. Local."""
+        if self._failure is None:
+            left = ClosedError(
+                f"{self.key}: world rank {self.world_rank} left its session: {type(error).__name__}: {error}"
+            )
+            self._failure = self._agree(left)
+
+    def _all_gather(self, frame: bytes, what: str) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        received = [torch.empty_like(mine) for _ in self._place]
+        self._run(lambda: dist.all_gather(received, mine, group=self.torch_group, async_op=True), what)
+        return [received[p].numpy().tobytes() for p in self._place]
+
+    def _compare(self, heads: list[tuple[int, int, bytes]]) -> None:
+        """Raise MismatchError on every member unless all are in the same round for the same thing."""
+        came = [(number, text.rstrip(b"\0").decode(errors="replace")) for _, number, text in heads]
+        if all(c == came[0] for c in came):
+            return
+        in_step = all(number == came[0][0] for number, _ in came)
+        texts = [text if in_step else f"{text} (its exchange {number})" for number, text in came]
+        story = "; ".join(f"world rank {r}: {text}" for r, text in zip(self.key.world_ranks, texts, strict=True))
+        error = MismatchError(
+            f"{self.key}: members came for different things: {story}; every member must make the same calls in the "
+            f"same order"
+        )
+        if not in_step:
+            self._failure = error  # they would never meet again
+        raise error
 
     def _run(self, start: Callable[[], Any], what: str) -> None:
         """Start one gloo call and poll it until it ends, a peer dies, or the deadline passes."""
@@ -106,7 +146,10 @@ class GlooChannel:
             self._failure = self._agree(self._explain(e, what))
             raise self._failure from e
         except BaseException as e:
-            self._failure = ClosedError(f"{self.key}: {what} was interrupted by {type(e).__name__}")
+            left = ClosedError(
+                f"{self.key}: {what} on world rank {self.world_rank} was interrupted: {type(e).__name__}"
+            )
+            self._failure = self._agree(left)
             raise
 
     def _enter(self, what: str) -> None:
@@ -198,27 +241,25 @@ class AloneChannel:
         self.key.world_rank(group_root)
         return value
 
+    def leave(self, error: BaseException) -> None:
+        """Nobody to tell."""
+
     def barrier(self, *, what: str = "barrier") -> None:
         """Nobody to wait for."""
 
 
-def _frame(data: bytes, size: int) -> torch.Tensor:
-    """8 bytes of length, then as much of `data` as fits, zero-padded to `size`."""
-    frame = bytearray(size)
-    frame[:8] = len(data).to_bytes(8, "little")
-    body = data[: size - 8]
-    frame[8 : 8 + len(body)] = body
-    return torch.frombuffer(frame, dtype=torch.uint8)
-
-
-def _length(frame: torch.Tensor) -> int:
-    return int.from_bytes(bytes(frame[:8].tolist()), "little")
+def _frame(data: bytes, size: int, number: int, what: str) -> bytes:
+    """`size` bytes: length of the data, the sender's round and what it came for, then as much data as fits."""
+    text = what.encode()[:_WHAT_BYTES]
+    return (_HEAD.pack(len(data), number, text) + data)[:size].ljust(size, b"\0")
 
 
 def _retold(told: bytes) -> Exception:
     kind, text, ranks = json.loads(told)
     if kind == PeerDeadError.__name__:
         return PeerDeadError(text, dead=tuple(ranks))
+    if kind == ClosedError.__name__:
+        return ClosedError(text)
     if kind == DeadlineError.__name__:
         return DeadlineError(text, missing=tuple(ranks))
     return WorkbenchError(text)

@@ -28,6 +28,11 @@ class CheckedWorkspace:
         self._inner = inner
         self._channel = channel
 
+    @property
+    def broken(self) -> str:
+        """As the Workspace protocol says."""
+        return self._inner.broken
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As the Workspace protocol says; MismatchError before any data moves."""
         compare_calls(self._channel, f"all_reduce (sum), x {_text(x)}, on {self.backend}")
@@ -53,4 +58,6 @@ class CheckedWorkspace:
 
 
 def _text(x: torch.Tensor) -> str:
+    if not isinstance(x, torch.Tensor):
+        return f"a {type(x).__name__}"
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)} strides {list(x.stride())}"

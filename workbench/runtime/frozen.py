@@ -33,6 +33,11 @@ class FrozenWorkspace:
         self._group = group
         self._told = not tells
 
+    @property
+    def broken(self) -> str:
+        """As the Workspace protocol says."""
+        return self._inner.broken
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As the Workspace protocol says, for any number of tokens."""
         return self._path(x).all_reduce(x)
@@ -59,7 +64,7 @@ class FrozenWorkspace:
         self._inner.close()
 
     def _path(self, x: torch.Tensor) -> Workspace:
-        if x.dim() != 2 or x.shape[0] <= self.request.max_tokens:
+        if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.shape[0] <= self.request.max_tokens:
             return self._inner
         note = (
             f"{self._group}: {x.shape[0]} tokens exceed the {self.request.max_tokens} of the frozen {self.backend} "

@@ -51,7 +51,16 @@ def tell_over_store(store: dist.Store, prefix: str, *, world_rank: int, value: A
 
 
 def gather_over_store(
-    store: dist.Store, prefix: str, *, world_rank: int, world_size: int, value: Any, timeout_s: float, what: str
+    store: dist.Store,
+    prefix: str,
+    *,
+    world_rank: int,
+    world_size: int,
+    value: Any,
+    timeout_s: float,
+    what: str,
+    advice: str = "start every rank and let each open its Session, or raise timeout_s",
+    now_and_then: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Every rank's JSON value, in world-rank order.
 
@@ -66,12 +75,12 @@ def gather_over_store(
     def expired() -> DeadlineError:
         absent = missing()
         return DeadlineError(
-            f"{what}: world rank {world_rank} waited {timeout_s:g} s for {ranks_text(absent)}; start every rank of the "
-            f"{world_size} and let each open its Session, or raise timeout_s",
+            f"{what}: world rank {world_rank} waited {timeout_s:g} s for {ranks_text(absent)} of {world_size}; "
+            f"{advice}",
             missing=absent,
         )
 
-    wait_until(lambda: store.check(keys), timeout_s=timeout_s, on_expiry=expired)
+    wait_until(lambda: store.check(keys), timeout_s=timeout_s, on_expiry=expired, now_and_then=now_and_then)
     return [json.loads(data) for data in store.multi_get(keys)]
 
 

@@ -7,14 +7,16 @@ rank walks the same list, and every call carries its timeout.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from workbench.errors import ArgumentError
+from workbench.errors import ArgumentError, DeadlineError
 from workbench.ranks import GroupMap
 from workbench.runtime.members import gather_over_store
 
@@ -36,7 +38,8 @@ class TorchGroups:
     def destroy(self) -> None:
         """Destroy both. Local."""
         for group in {self.control, self.data}:
-            dist.destroy_process_group(group)
+            with contextlib.suppress(ValueError):  # the default group was destroyed first, and took this one along
+                dist.destroy_process_group(group)
 
     def abandon(self) -> None:
         """Leave both as they are, for ever: a group with a call that never ends blocks in its destructor."""
@@ -55,7 +58,7 @@ def init_default_group(device: str, timeout_s: float) -> bool:
     timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     store = next_store(timeout)
-    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    world_size, rank = _whole("WORLD_SIZE", 1), _whole("RANK", 0)
     gather_over_store(  # torch's own wait names a store key; this one names the ranks
         store,
         "arrived",
@@ -65,7 +68,8 @@ def init_default_group(device: str, timeout_s: float) -> bool:
         timeout_s=timeout_s,
         what="making the default process group",
     )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    with _torch_waits("making the default process group", rank):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True
 
 
@@ -118,8 +122,9 @@ def make_groups(group_map: GroupMap, *, device: str, timeout_s: float) -> dict[t
             if len(ranks) == 1 or ranks in seen:
                 continue
             seen.add(ranks)
-            control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
-            data = control if device == "cpu" else dist.new_group(list(ranks), backend="nccl", timeout=timeout)
+            with _torch_waits(f"making the group of world ranks {list(ranks)}", me):
+                control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+                data = control if device == "cpu" else dist.new_group(list(ranks), backend="nccl", timeout=timeout)
             if me in ranks:
                 made[ranks] = TorchGroups(control, data, device)
     return made
@@ -143,12 +148,33 @@ def _connect(timeout: timedelta) -> dist.Store:
             f"`torchrun --nproc-per-node N script.py`, or call torch.distributed.init_process_group first"
         )
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    _base_store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        is_master=os.environ["RANK"] == "0" and not hosted_by_agent,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    with _torch_waits(f"connecting to the job's store at {where} (MASTER_ADDR, MASTER_PORT)", _whole("RANK", 0)):
+        _base_store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            _whole("MASTER_PORT", 0),
+            world_size=_whole("WORLD_SIZE", 1),
+            is_master=os.environ["RANK"] == "0" and not hosted_by_agent,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
     return _base_store
+
+
+@contextlib.contextmanager
+def _torch_waits(what: str, world_rank: int) -> Iterator[None]:
+    """Add the story to what torch raises from its own waits, which name a store key at best."""
+    try:
+        yield
+    except dist.DistError as e:
+        raise DeadlineError(
+            f"{what} on world rank {world_rank}: torch gave up: {e}; the other ranks may have given up before, or "
+            f"never started: look at the first error of all ranks"
+        ) from e
+
+
+def _whole(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdigit():
+        raise ArgumentError(f"{name}={text!r}; allowed: a whole number, as torchrun sets it")
+    return int(text)

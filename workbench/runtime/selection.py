@@ -25,11 +25,15 @@ def bind_workspace(
     Collective: every member of the group.
     Raises, alike on every member: ArgumentError, PlanMismatchError, ResourceError if no path is left.
     """
-    _agree(group, request, backend)
+    existing = None
+    if not isinstance(request, ArgumentError):
+        existing = group.prepared.get((request.dtype, request.hidden))
+        if existing is not None and not _covers(existing, request, backend):
+            existing = None
+    everyone_has_it = _agree(group, request, backend, has_it=existing is not None)
     if isinstance(request, ArgumentError):
         raise request
-    existing = group.prepared.get((request.dtype, request.hidden))
-    if existing is not None and _covers(existing, request, backend):
+    if existing is not None and everyone_has_it:
         return existing.plan
     if group.frozen:
         raise CaptureError(
@@ -69,9 +73,12 @@ def bind_workspace(
     raise ResourceError(f"{group.key}: no path for {_text(request)}: {story}")
 
 
-def _agree(group: BoundGroup, request: Request | ArgumentError, backend: str | None) -> None:
-    """Compare what the members ask for, so that one member's bad argument is every member's error."""
-    mine: dict[str, Any] = {"backend": backend}
+def _agree(group: BoundGroup, request: Request | ArgumentError, backend: str | None, *, has_it: bool) -> bool:
+    """Compare what the members ask for, so that one member's bad argument is every member's error.
+
+    True if all members have a workspace that serves the request and is not broken.
+    """
+    mine: dict[str, Any] = {"backend": backend, "has_it": has_it}
     mine |= {"problem": str(request)} if isinstance(request, ArgumentError) else {"request": _text(request)}
     asked = group.channel.gather(mine, what="prepare")
     for world_rank, theirs in zip(group.key.world_ranks, asked, strict=True):
@@ -83,6 +90,7 @@ def _agree(group: BoundGroup, request: Request | ArgumentError, backend: str | N
     if len(by_text) > 1:
         found = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items())
         raise PlanMismatchError(f"{group.key}: members prepare for different things: {found}; pass equal arguments")
+    return all(theirs["has_it"] for theirs in asked)
 
 
 def _candidates(group: BoundGroup, request: Request, names: tuple[str, ...], settings: Settings) -> list[Candidate]:
@@ -110,7 +118,8 @@ def _probe(group: BoundGroup, request: Request, name: str, settings: Settings) -
 def _covers(prepared: Prepared, request: Request, backend: str | None) -> bool:
     have = prepared.workspace.request
     return (
-        have.max_tokens >= request.max_tokens
+        not getattr(prepared.workspace, "broken", "")
+        and have.max_tokens >= request.max_tokens
         and have.ops >= request.ops
         and have.rounding == request.rounding
         and (backend is None or prepared.workspace.backend in (backend, "alone"))

@@ -29,16 +29,16 @@ from workbench.errors import (
     UnsupportedPlatformError,
     WorkbenchError,
 )
-from workbench.ops import ALL, DTYPES, FusedOutput, Op, Partial, ReduceOver, Rounding
+from workbench.ops import ALL, DTYPES, FusedOutput, Limits, Op, Partial, ReduceOver, Rounding
 from workbench.plan import Plan
 from workbench.ranks import GroupKey, GroupMap, product_group
 from workbench.runtime.capture import Capture, CapturingWorkspace, compare_captures
-from workbench.runtime.checked import CheckedWorkspace, compare_calls
+from workbench.runtime.checked import CheckedWorkspace
 from workbench.runtime.devices import choose_device
 from workbench.runtime.hello import exchange_hello
-from workbench.runtime.members import gather_over_store, tell_over_store
+from workbench.runtime.members import Member, gather_over_store, raise_if_dead, tell_over_store
 from workbench.runtime.process_group import TorchGroups, init_default_group, make_groups, next_session_store
-from workbench.runtime.requests import make_request, unprepared_error
+from workbench.runtime.requests import MAX_TOKENS, make_request, unprepared_error
 from workbench.runtime.selection import bind_workspace, freeze_group
 from workbench.runtime.subgroup import BoundGroup, bind_group, own_groups
 from workbench.settings import Settings, check_timeout
@@ -76,13 +76,18 @@ class Session:
     ) -> None:
         if sys.platform != "linux":
             raise UnsupportedPlatformError(f"a Session needs Linux (futexes, /dev/shm, pidfds); this is {sys.platform}")
-        settings = Settings.read() if settings is None else settings
+        if not isinstance(group_map, GroupMap):
+            raise ArgumentError(
+                f"group_map is a {type(group_map).__name__}; allowed: a GroupMap, from GroupMap.build(...)"
+            )
+        settings, wrong_setting = (settings, None) if settings is not None else _read_settings()
         self.group_map = group_map
         self.timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        self.device, problem = _choose_device(device, settings)
+        self.device, wrong_device = _choose_device(device, settings)
         self._settings = settings
         self._check = settings.check if check is None else check
         self._groups: dict[tuple[int, ...], BoundGroup] = {}
+        self._members: dict[int, Member] = {}
         self._ready: dict[tuple[str, torch.dtype, int], tuple[BoundGroup, Workspace]] = {}
         self._owed: dict[ReduceOver, str] = {}
         self._captures: list[Capture] = []
@@ -94,7 +99,7 @@ class Session:
         self._trace_dir = trace_dir or settings.trace_dir
         self.trace = Recorder.off()
         try:
-            self._join(problem)
+            self._join(wrong_setting or wrong_device)
         except BaseException:
             self.trace.close()
             raise
@@ -150,7 +155,7 @@ class Session:
             unwritable = None
             if not self.trace.enabled:
                 self.trace, unwritable = _open_trace(self._trace_dir, self.world_rank)
-            members = exchange_hello(
+            self._members = members = exchange_hello(
                 store,
                 self.group_map,
                 world_rank=self.world_rank,
@@ -232,7 +237,7 @@ class Session:
         members of a group captured different calls. DeadlineError naming ranks that did not come.
         """
         self._enter("capture")
-        capture = Capture(self.trace)
+        capture = Capture(self.trace, self._enter)
         self._meetings += 1
         self._meet("enter", capture, None)
         if self.device == "cuda":
@@ -362,9 +367,6 @@ class Session:
         self._enter("broadcast_object")
         bound = self._bound(group)
         bound.key.world_rank(group_root)
-        if self._check:
-            with self._watched(bound, "check"):
-                compare_calls(bound.channel, f"broadcast_object from group root {group_root}")
         with self._watched(bound, "broadcast_object", group_root):
             return bound.channel.broadcast_object(value, group_root=group_root)
 
@@ -380,7 +382,7 @@ class Session:
         self._enter("gather_object")
         bound = self._bound(group)
         with self._watched(bound, "gather_object"):
-            return bound.channel.gather(value)
+            return bound.channel.gather(value, what="gather_object")
 
     def torch_group(self, kind: str) -> dist.ProcessGroup | None:
         """The torch group of `kind` (gloo on CPU, NCCL on CUDA) for plain torch.distributed calls; None if one rank."""
@@ -434,7 +436,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._broken = self._broken or error is not None
+        if error is not None:
+            self._broken = True
+            if self._open:
+                for group in self._groups.values():
+                    group.channel.leave(error)
         self.close()
 
     def __repr__(self) -> str:
@@ -477,7 +483,7 @@ class Session:
         """
         prefix = f"capture{self._meetings}/{when}"
         text = None if error is None else f"{type(error).__name__}: {error}"
-        value = {"error": text, "groups": capture.summary()}
+        value = {"error": text, "groups": capture.summary(), "order": capture.order()}
         if error is not None and not isinstance(error, Exception):
             tell_over_store(self._store, prefix, world_rank=self.world_rank, value=value)
             raise error
@@ -490,6 +496,10 @@ class Session:
                 value=value,
                 timeout_s=self.timeout_s,
                 what=f"{when} a capture",
+                advice="every rank of the map captures together; or raise timeout_s",
+                now_and_then=lambda: raise_if_dead(
+                    tuple(self._members.values()), self._members[self.world_rank], what=f"{when} a capture"
+                ),
             )
         except WorkbenchError:
             self._broken = True
@@ -523,9 +533,21 @@ class Session:
         if self._check:
             workspace = CheckedWorkspace(workspace, bound.channel)
         if self._capturing is not None:
-            workspace = CapturingWorkspace(prepared.workspace, self._capturing, str(bound.key))
+            workspace = CapturingWorkspace(prepared.workspace, self._capturing, self._limits(bound, prepared.workspace))
         self._ready[kind, x.dtype, hidden] = found = (bound, workspace)
         return found
+
+    def _limits(self, bound: BoundGroup, workspace: Workspace) -> Limits:
+        """What a captured call must fit, checked when it is captured; a frozen workspace takes any number of tokens."""
+        request = workspace.request
+        return Limits(
+            hidden=request.hidden,
+            dtype=request.dtype,
+            max_tokens=MAX_TOKENS if bound.frozen else request.max_tokens,
+            group=str(bound.key),
+            world_rank=self.world_rank,
+            device=self.device,
+        )
 
     @contextmanager
     def _watched(self, bound: BoundGroup, op: str, group_root: int | None = None) -> Iterator[None]:
@@ -563,6 +585,14 @@ _HARMLESS = (
     ResourceError,
 )
 _DTYPE_NAMES = defaultdict(lambda: "other", {d: str(d).removeprefix("torch.") for d in DTYPES})
+
+
+def _read_settings() -> tuple[Settings, str | None]:
+    """The settings, and what is wrong with them. A problem of one rank is told to all before it is raised."""
+    try:
+        return Settings.read(), None
+    except ArgumentError as e:
+        return Settings(), str(e)
 
 
 def _choose_device(device: str | None, settings: Settings) -> tuple[str, str | None]:

@@ -43,6 +43,9 @@ class BoundGroup:
         if not self.prepared:
             return None
         plan = next(reversed(self.prepared.values())).plan
+        if tokens is not None and tokens > plan.capacity_tokens and self.frozen and plan.fallback:
+            reason = f"{tokens} tokens exceed the {plan.capacity_tokens} of the frozen workspace"
+            return replace(plan, choice=plan.fallback.partition(" over ")[0], reason=reason, fallback="")
         if tokens is not None and tokens > plan.capacity_tokens:
             return replace(plan, choice="none", reason=f"{tokens} tokens exceed the {plan.capacity_tokens} prepared")
         return plan

@@ -78,6 +78,12 @@ class Recorder:
             raise ArgumentError(f"world_rank={world_rank} asked for a trace file; allowed: 0 and above")
         folder = Path(directory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat()
+        if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+            raise ArgumentError(
+                f"trace directory {folder} belongs to uid {info.st_uid} with mode {info.st_mode & 0o7777:o}; it must "
+                f"be yours and writable by nobody else"
+            )
         path, fd, attempt = _create(folder, world_rank, attempt)
         try:
             meta = _meta(world_rank, attempt, monotonic_ns(), wall_ns())
