@@ -37,5 +37,6 @@ def test_without_a_residual_the_call_is_refused_and_zeros_add_nothing() -> None:
             out = s.all_reduce_add_rms_norm(part(rank), zeros, torch.ones(HIDDEN), eps=EPS, group="tp")
             return str(e.value), only(out.residual), only(s.all_reduce(part(rank), group="tp"))
 
-    told = "residual and weight go together; give both or neither"
-    assert run_ranks(2, body) == [(f"tp[0,1] on world rank {r}: {told}", 11.0, 11.0) for r in range(2)]
+    for rank, (text, fused_sum, plain_sum) in enumerate(run_ranks(2, body)):
+        assert text.startswith(f"tp[0,1] on world rank {rank}: residual ")
+        assert (fused_sum, plain_sum) == (11.0, 11.0)
