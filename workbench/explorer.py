@@ -17,7 +17,7 @@ from workbench.views import Shown, show_group_map
 MAX_DRAWN = 1024
 """The widest world that is drawn; wider ones are told in a line."""
 
-_SLIDER_MAX = 64
+_SLIDER_MAX = 32  # `set` and the offered choices widen a slider
 _NEAREST = re.compile(r"(\w+)=(\S+) \(asked ")
 
 
@@ -35,7 +35,7 @@ class LayoutExplorer:
         self.group_map = GroupMap.build(system, **sizes)
         self._system = ipywidgets.Dropdown(options=sorted(SYSTEMS), value=system, description="system")
         self._sizes = ipywidgets.GridBox(
-            layout={"grid_template_columns": "repeat(auto-fill, minmax(290px, 1fr))", "grid_gap": "2px 12px"}
+            layout={"grid_template_columns": "repeat(auto-fill, minmax(320px, 1fr))", "grid_gap": "2px 12px"}
         )
         self._message = ipywidgets.HTML()
         self._choices = ipywidgets.HBox(layout={"flex_flow": "row wrap"})
@@ -87,6 +87,8 @@ class LayoutExplorer:
     def _make_controls(self, sizes: dict[str, Any]) -> None:
         self._controls = {}
         for name, spec in SYSTEMS[self._system.value].specs.items():
+            if name == "world" and self._system.value != "megatron":
+                continue  # elsewhere it is what the other sizes give
             control = _control(name, spec.form.name, sizes.get(name, spec.default))
             if control is not None:
                 control.observe(self._changed, names="value")
@@ -134,7 +136,7 @@ def _control(name: str, form: str, value: Any) -> Any:
     if form not in _LOWEST:
         return None
     slider = ipywidgets.IntSlider(
-        min=_LOWEST[form], max=_SLIDER_MAX, description=name, continuous_update=False, style=_STYLE
+        min=_LOWEST[form], max=_SLIDER_MAX, description=name, continuous_update=False, style=_STYLE, layout=_WIDE
     )
     _put(slider, value)
     return slider
@@ -142,6 +144,7 @@ def _control(name: str, form: str, value: Any) -> Any:
 
 _LOWEST = {"WIDTH": 1, "LOOSE": 1, "OPTIONAL_WIDTH": 0, "OPTIONAL_LOOSE": 0}
 _STYLE = {"description_width": "130px"}
+_WIDE = {"width": "98%"}
 
 
 def _put(control: Any, value: Any) -> None:

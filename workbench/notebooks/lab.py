@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import ArgumentError
 from workbench.notebooks.places import checkout_notebooks, copy_notebooks
@@ -58,11 +59,10 @@ def run_lab(directory: Path, *, port: int | None, browser: bool, say: Callable[[
             f"--ServerApp.allow_root={os.geteuid() == 0}",  # containers; the user is root already
             *([] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]),
             f"--LabApp.default_url=/lab{first}",
-            "--LabApp.news_url=None",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             "--Application.log_level=WARN",
         ]
     )
+    server.web_app.settings["page_config_hook"] = _without_news
     ended_by: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -76,6 +76,12 @@ def run_lab(directory: Path, *, port: int | None, browser: bool, say: Callable[[
     server.start()
     if ended_by:
         raise KeyboardInterrupt if ended_by[0] == signal.SIGINT else SystemExit(143)
+
+
+def _without_news(_: Any, page: dict[str, Any]) -> dict[str, Any]:
+    """No pop-up that asks about news, and no look-up of updates, whatever the user's settings say for other servers."""
+    page["disabledExtensions"] = [*page.get("disabledExtensions", ()), "@jupyterlab/apputils-extension:announcements"]
+    return page
 
 
 def _check_port(port: int) -> None:

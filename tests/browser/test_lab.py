@@ -1,0 +1,93 @@
+"""Pins what a user sees in Lab: both notebooks run on real CPU ranks in a real browser, and nothing complains."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed; pip install '.[test]' to drive the browser")
+
+from playwright.sync_api import Page
+
+from tests.browser.lab import ROOT, browse, failures, open_notebook, run_all, serve, strip_outputs, unexpected
+from workbench.notebooks import find_browser
+
+CHROMIUM = find_browser()
+FIGURES = {"00_start_here": 5, "01_subgroup_rank_mapping": 3}
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium or Chrome on this machine; install one or set BROWSER_PATH to test the pages"
+)
+
+
+@pytest.mark.timeout(240)
+def test_both_notebooks_run_in_lab_and_the_explorer_answers_a_slider(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    directory, private = tmp_path / "notebooks", tmp_path / "private"
+    directory.mkdir()
+    private.mkdir()
+    cells = {n: strip_outputs(ROOT / "notebooks" / f"{n}.ipynb", directory / f"{n}.ipynb") for n in FIGURES}
+    with serve(directory, private) as address, browse(CHROMIUM) as (page, errors):
+        for name, num_cells in cells.items():
+            open_notebook(page, address, f"{name}.ipynb")
+            run_all(page, num_cells)
+            assert failures(page) == []
+            drawn = page.locator(".jp-NotebookPanel .js-plotly-plot .main-svg:first-child")
+            for n in range(FIGURES[name]):
+                drawn.nth(n).scroll_into_view_if_needed()
+                box = drawn.nth(n).bounding_box()
+                assert box is not None
+                assert box["width"] > 500
+                assert box["height"] > 90
+            assert drawn.count() == FIGURES[name]
+            assert page.get_by_text("Would you like to").count() == 0  # no news, no update pop-up
+            page.screenshot(path=tmp_path / f"{name}.png")
+            if name == "00_start_here":
+                _move_the_slider(page)
+        assert unexpected(errors) == []
+
+
+def _move_the_slider(page: Page) -> None:
+    """attn_cp from 2 to 3, which is impossible with tp=8: explained, with a button for what is; then on to 4."""
+    control = page.locator(".widget-slider", has_text="attn_cp")
+    handle = control.locator(".noUi-handle")
+    handle.focus()
+    handle.press("ArrowRight")
+    alert = page.locator('.jp-NotebookPanel [role="alert"]')
+    alert.wait_for()
+    assert "tp=8 cannot be cut into attn_dp=1 * attn_cp=3 attention groups" in alert.inner_text()
+    assert page.locator(".gtitle", has_text="sglang tp=8 attn_cp=2").count() == 1  # the last legal map still stands
+    page.get_by_role("button", name="attn_cp = 2").click()
+    alert.wait_for(state="detached")
+    handle.press("ArrowRight")
+    alert.wait_for()
+    handle.press("ArrowRight")
+    page.locator(".gtitle", has_text="sglang tp=8 attn_cp=4").first.wait_for()  # for a moment there are two
+    alert.wait_for(state="detached")
+
+
+def test_lab_asks_for_its_token_and_listens_on_loopback_alone(tmp_path: Path) -> None:
+    with serve(tmp_path / "notebooks", tmp_path) as address:
+        base, _, token = address.partition("?token=")
+        root = base.partition("/lab")[0]
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{root}/api/contents", timeout=10)
+        with urllib.request.urlopen(f"{root}/api/contents?token={token}", timeout=10) as answer:
+            assert b"00_start_here.ipynb" in answer.read()
+        port = int(root.rpartition(":")[2])
+        assert _listening(port) == {"0100007F"}
+
+
+def _listening(port: int) -> set[str]:
+    """The local addresses, as the kernel writes them, on which somebody listens at this port."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, state = line.split()[1], line.split()[3]
+            host, _, number = address.rpartition(":")
+            if int(number, 16) == port and state == "0A":
+                found.add(host)
+    return found
