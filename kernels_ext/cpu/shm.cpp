@@ -73,7 +73,8 @@ struct wbk_context {
   bool broken;
   int64_t wait_started;                 // 0: not waiting
   int64_t slept_since;
-  int wait_kind;                        // the wait that was last slow
+  uint32_t wait_rank;                   // the wait that was last slow: for whom, for which flag, until it is what
+  int wait_kind;
   uint64_t wait_target;
   std::atomic<bool> busy;
   wbk_failure failure;
@@ -203,9 +204,13 @@ int wait_slowly(wbk_context& c, uint32_t g, Kind kind, uint64_t target) {
     sched_yield();
     if (has_reached(flag, target)) return WBK_OK;
   }
-  c.wait_kind = static_cast<int>(kind);
-  c.wait_target = target;
-  if (c.wait_started == 0) c.wait_started = now_ns();
+  // A wait that was paused goes on with its time; any other has its own, whatever an earlier one has used up.
+  if (c.wait_started == 0 || c.wait_rank != g || c.wait_kind != static_cast<int>(kind) || c.wait_target != target) {
+    c.wait_rank = g;
+    c.wait_kind = static_cast<int>(kind);
+    c.wait_target = target;
+    c.wait_started = now_ns();
+  }
   if (c.slept_since == 0) c.slept_since = now_ns();
   for (;;) {
     const int64_t now = now_ns();

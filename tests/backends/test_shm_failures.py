@@ -242,6 +242,12 @@ CALLS = {
         "eps 9.99999997e-07",
         "eps 9.99999975e-06",
     ),
+    "weight bias": (
+        lambda w: w.all_reduce_add_rms_norm(ones(), ones(), ones()[0], eps=1e-6, weight_bias=0.0),
+        lambda w: w.all_reduce_add_rms_norm(ones(), ones(), ones()[0], eps=1e-6, weight_bias=1.0),
+        "weight_bias 0",
+        "weight_bias 1",
+    ),
 }
 
 
@@ -281,6 +287,24 @@ def test_different_calls_are_told_while_a_third_rank_is_absent() -> None:
     assert "world rank 0 came with all_reduce, 2 tokens" in texts[0]
     assert "world rank 2 came with all_reduce, 4 tokens" in texts[0]
     assert texts[1:] == [texts[0]] * 2
+
+
+def test_each_wait_of_a_call_has_its_own_deadline() -> None:
+    """Ranks come at 0, 2 and 4 s with a deadline of 3 s: nobody waits longer than 2 s for any one rank.
+
+    A signal handler keeps rank 0 out of the kernel while rank 1 comes, so that its wait ends without another sleep.
+    """
+
+    def work(workspace: Any, rank: int) -> float:
+        workspace.all_reduce(ones())
+        if rank == 0:
+            signal.signal(signal.SIGALRM, lambda _number, _frame: time.sleep(1.0))
+            signal.setitimer(signal.ITIMER_REAL, 1.5)
+        time.sleep(2.0 * rank)
+        return float(workspace.all_reduce(ones())[0, 0])
+
+    outcomes = outcomes_of(3, work, timeout_s=3.0)
+    assert [o.value for o in outcomes] == [3.0, 3.0, 3.0], [o.error for o in outcomes]
 
 
 def test_a_sleeping_rank_is_woken_by_its_peer() -> None:

@@ -8,7 +8,16 @@ import torch
 
 from workbench.backends.base import Channel, Request, Verdict
 from workbench.errors import ClosedError
-from workbench.ops import FusedOutput, Limits, add_rms_norm, check_arguments, check_empty, round_to, sum_fp32
+from workbench.ops import (
+    FusedOutput,
+    Limits,
+    add_rms_norm,
+    check_all_reduce,
+    check_empty,
+    check_fused,
+    round_to,
+    sum_fp32,
+)
 from workbench.ranks import GroupKey
 
 NAME = "alone"
@@ -36,7 +45,7 @@ class AloneWorkspace:
 
     def __init__(self, channel: _DeviceChannel, request: Request) -> None:
         self.request = request
-        self._open = True
+        self._story = ""
         self._limits = Limits(
             hidden=request.hidden,
             dtype=request.dtype,
@@ -44,18 +53,26 @@ class AloneWorkspace:
             group=str(channel.key),
             world_rank=channel.world_rank,
             device=channel.device,
+            ops=request.ops,
         )
+
+    @property
+    def broken(self) -> str:
+        """As the Workspace protocol says."""
+        return self._story
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """x itself, in a fresh tensor."""
-        self._check(x)
+        self._require_open()
+        check_all_reduce(self._limits, x)
         return round_to(sum_fp32([x]), x.dtype)
 
     def all_reduce_add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_bias: float
     ) -> FusedOutput:
         """As the Workspace protocol says."""
-        self._check(x, residual, weight)
+        self._require_open()
+        check_fused(self._limits, x, residual, weight, eps, weight_bias)
         return add_rms_norm(
             sum_fp32([x]), residual, weight, eps=eps, weight_bias=weight_bias, rounding=self.request.rounding
         )
@@ -67,9 +84,8 @@ class AloneWorkspace:
 
     def close(self) -> None:
         """Nothing to give back."""
-        self._open = False
+        self._story = f"{self._limits.group}: this workspace is closed; prepare a new one"
 
-    def _check(self, *tensors: torch.Tensor) -> None:
-        if not self._open:
-            raise ClosedError(f"{self._limits.group}: this workspace is closed; prepare a new one")
-        check_arguments(self._limits, *tensors)
+    def _require_open(self) -> None:
+        if self._story:
+            raise ClosedError(self._story)

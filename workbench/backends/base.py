@@ -77,6 +77,14 @@ class Workspace(Protocol):
     request: Request
     size_bytes: int
 
+    @property
+    def broken(self) -> str:
+        """Why each later call is a ClosedError (a failure, close, a fork), or '' while it serves. Local.
+
+        Members of a group may differ for a while: a failure shows on a rank when its own call meets it.
+        """
+        ...
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def all_reduce_add_rms_norm(

@@ -19,7 +19,7 @@ from workbench.backends.base import Channel, Json, Request, Verdict
 from workbench.backends.custom_build import NO_NVCC, build_cuda, find_nvcc
 from workbench.backends.vote import vote
 from workbench.errors import ClosedError, DeadlineError, ResourceError
-from workbench.ops import FusedOutput, Limits, Op, Rounding, check_arguments, check_empty
+from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "custom"
@@ -154,14 +154,23 @@ class CustomWorkspace:
             group=str(channel.key),
             world_rank=channel.world_rank,
             device="cuda",
+            ops=request.ops,
         )
         self._calls = {
             (op, many): self._template(op, many, slots, channel.timeout_s) for op in Op for many in (False, True)
         }
 
+    @property
+    def broken(self) -> str:
+        """As the Workspace protocol says; a failure shows here once its kernel has ended."""
+        if self._closed:
+            return f"{self._key}: this workspace is closed; prepare a new one"
+        failure = self._failure or self._read_report()[0]
+        return f"{self._key}: this workspace is broken by an earlier failure: {failure}" if failure else ""
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As the Workspace protocol says. Capture: safe."""
-        check_arguments(self._limits, x)
+        check_all_reduce(self._limits, x)
         if torch.compiler.is_compiling():
             total: torch.Tensor = torch.ops.workbench.custom_all_reduce(x, self.handle)
             return total
@@ -171,7 +180,7 @@ class CustomWorkspace:
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_bias: float
     ) -> FusedOutput:
         """As the Workspace protocol says. Capture: safe."""
-        check_arguments(self._limits, x, residual, weight)
+        check_fused(self._limits, x, residual, weight, eps, weight_bias)
         if torch.compiler.is_compiling():
             op = torch.ops.workbench.custom_all_reduce_add_rms_norm
             return FusedOutput(*op(x, residual, weight, eps, weight_bias, self.handle))
@@ -187,20 +196,23 @@ class CustomWorkspace:
 
         Raises: DeadlineError naming the peer's world rank the first time; ClosedError afterwards and after close.
         """
-        if self._closed:
-            raise ClosedError(f"{self._key}: this workspace is closed; prepare a new one")
+        if self._closed or self._failure:
+            raise ClosedError(self.broken)
+        self._failure, missing = self._read_report()
         if self._failure:
-            raise ClosedError(f"{self._key}: this workspace is broken by an earlier failure: {self._failure}")
+            raise DeadlineError(self._failure, missing=missing)
+
+    def _read_report(self) -> tuple[str, tuple[int, ...]]:
+        """What a kernel reported, in words, and the world ranks it waited for in vain; '' and () if none did."""
         report = self._memory.report
         if not report.valid:
-            return
+            return "", ()
         peer = self._key.world_rank(report.peer)
-        self._failure = (
+        return (
             f"{self._key}: world rank {self._world_rank} waited longer than its bound for world rank {peer} in call "
             f"{report.epoch} ({_OP_NAMES.get(report.op, report.op)}, row {report.row}): expected epoch "
             f"{report.expected}, seen {report.seen}"
-        )
-        raise DeadlineError(self._failure, missing=(peer,))
+        ), (peer,)
 
     def close(self) -> None:
         """Unmap the peers' memory. Own memory goes back when every member has closed too and the group binds anew."""

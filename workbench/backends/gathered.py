@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from workbench.backends.base import Channel, Request
 from workbench.backends.calls import call_text, mismatch_error
+from workbench.backends.forks import refuse_in_children
 from workbench.backends.vote import vote
 from workbench.errors import ClosedError, DeadlineError, ResourceError, WorkbenchError
-from workbench.ops import FusedOutput, Limits, Op, Rounding, check_arguments, check_empty
+from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,26 @@ class GatheredWorkspace:
             max_tokens=request.max_tokens,
             group=str(channel.key),
             world_rank=channel.world_rank,
+            ops=request.ops,
         )
         self._story = ""
         self._num_calls = 0
         self._places = _places(channel)
+        refuse_in_children(self)
+
+    @property
+    def broken(self) -> str:
+        """Why this workspace serves no more, or ''."""
+        return self._story
+
+    def refuse(self, reason: str) -> None:
+        """Serve no more, for this reason. Local."""
+        self._story = self._story or f"{self._limits.who()}: {reason}"
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the group, fp32 in group_rank order, rounded once."""
         self._require_open()
-        tokens = check_arguments(self._limits, x)
+        tokens = check_all_reduce(self._limits, x)
         return self._arithmetic.all_reduce(self._fetch(Op.ALL_REDUCE, x, tokens, 0.0, 0.0))
 
     def all_reduce_add_rms_norm(
@@ -64,7 +76,7 @@ class GatheredWorkspace:
     ) -> FusedOutput:
         """The sum over the group plus residual, and its RMS norm."""
         self._require_open()
-        tokens = check_arguments(self._limits, x, residual, weight)
+        tokens = check_fused(self._limits, x, residual, weight, eps, weight_bias)
         contributions = self._fetch(Op.ALL_REDUCE_ADD_RMS_NORM, x, tokens, eps, weight_bias)
         return self._arithmetic.all_reduce_add_rms_norm(
             contributions, residual, weight, eps, weight_bias, self.request.rounding
@@ -78,7 +90,7 @@ class GatheredWorkspace:
 
     def close(self) -> None:
         """Refuse further calls. Local; there is nothing to free. May be called twice."""
-        self._story = self._story or f"{self._limits.who()}: the workspace is closed; prepare the group again"
+        self.refuse("the workspace is closed; prepare the group again")
 
     def _require_open(self) -> None:
         if self._story:
@@ -90,12 +102,12 @@ class GatheredWorkspace:
         self._num_calls += 1
         try:
             self._match(op, tokens, eps, weight_bias)
-            return _all_gather(self._channel, self._places, x) if tokens else [x] * self._channel.key.size
-        except BaseException as e:
-            self._story = (
-                f"{self._limits.who()}: the workspace is broken by an earlier failure: "
-                f"{e if isinstance(e, WorkbenchError) else type(e).__name__}; rebuild it"
+            return (
+                _all_gather(self._channel, self._places, x, self._num_calls) if tokens else [x] * self._channel.key.size
             )
+        except BaseException as e:
+            cause = str(e) if isinstance(e, WorkbenchError) else type(e).__name__
+            self.refuse(f"the workspace is broken by an earlier failure: {cause}; rebuild it")
             raise
 
     def _match(self, op: Op, tokens: int, eps: float, weight_bias: float) -> None:
@@ -124,8 +136,11 @@ def _places(channel: Channel) -> list[int]:
     return [int(place) for place in vote(channel, "asking torch for its numbering", ask)]
 
 
-def _all_gather(channel: Channel, places: list[int], x: torch.Tensor) -> list[torch.Tensor]:
-    """Every member's x in group_rank order. Polls, so that Ctrl-C comes through, with the channel's deadline."""
+def _all_gather(channel: Channel, places: list[int], x: torch.Tensor, call_number: int) -> list[torch.Tensor]:
+    """Every member's x in group_rank order. Polls, so that Ctrl-C comes through, with the channel's deadline.
+
+    Where the data does not come, one exchange over the channel, with its own deadline, finds out who is missing.
+    """
     received = [torch.empty_like(x) for _ in places]
     try:
         work = dist.all_gather(received, x, group=channel.torch_group, async_op=True)
@@ -133,15 +148,24 @@ def _all_gather(channel: Channel, places: list[int], x: torch.Tensor) -> list[to
         pause_s = 20e-6
         while not work.is_completed():
             if time.monotonic() > deadline:
+                _require_all_there(channel, call_number, "a deadline")
                 raise DeadlineError(
-                    f"{channel.key}: world rank {channel.world_rank} waited {channel.timeout_s:g} s for the data of "
-                    f"the other members, which had all entered the call",
-                    missing=tuple(r for r in channel.key.world_ranks if r != channel.world_rank),
+                    f"{channel.key}: call {call_number}: the data did not come within {channel.timeout_s:g} s though "
+                    f"every member entered the call and still answers, so gloo itself does not move; look at the "
+                    f"network between them, or raise timeout_s"
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.3, 0.005)
         work.wait()
     except RuntimeError as e:
-        channel.gather("after a failure")  # names who is dead or missing; if nobody is, the story is gloo's
+        _require_all_there(channel, call_number, "a failure of gloo")
         raise ResourceError(f"{channel.key}: gloo failed though every member is there: {e}") from e
     return [received[place] for place in places]
+
+
+def _require_all_there(channel: Channel, call_number: int, trouble: str) -> None:
+    """Raise what the channel says of members that are dead or missing, alike on every rank; return if all answer.
+
+    A member whose call did end meets this in its next call, as a call that differs.
+    """
+    channel.gather([call_number, f"{trouble} while data moved"])

@@ -14,7 +14,16 @@ import torch.distributed as dist
 
 from workbench.backends.base import Channel, Request, Verdict
 from workbench.errors import ClosedError
-from workbench.ops import FusedOutput, Limits, add_rms_norm, check_arguments, check_empty, round_to, sum_fp32
+from workbench.ops import (
+    FusedOutput,
+    Limits,
+    add_rms_norm,
+    check_all_reduce,
+    check_empty,
+    check_fused,
+    round_to,
+    sum_fp32,
+)
 from workbench.ranks import GroupKey
 
 NAME = "nccl"
@@ -59,17 +68,27 @@ class NcclWorkspace:
             group=str(channel.key),
             world_rank=channel.world_rank,
             device="cuda",
+            ops=request.ops,
         )
+
+    @property
+    def broken(self) -> str:
+        """As the Workspace protocol says. What NCCL's watchdog finds ends the process and does not show here."""
+        return "" if self._group is not None else f"{self._limits.group}: this workspace is closed; prepare a new one"
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As the Workspace protocol says."""
-        return round_to(self._sum(x), x.dtype)
+        group = self._open_group()
+        check_all_reduce(self._limits, x)
+        return round_to(self._sum(group, x), x.dtype)
 
     def all_reduce_add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_bias: float
     ) -> FusedOutput:
         """As the Workspace protocol says."""
-        total = self._sum(x, residual, weight)
+        group = self._open_group()
+        check_fused(self._limits, x, residual, weight, eps, weight_bias)
+        total = self._sum(group, x)
         return add_rms_norm(total, residual, weight, eps=eps, weight_bias=weight_bias, rounding=self.request.rounding)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -81,12 +100,13 @@ class NcclWorkspace:
         """Nothing to give back; the communicator belongs to the session."""
         self._group = None
 
-    def _sum(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def _open_group(self) -> dist.ProcessGroup:
         if self._group is None:
-            raise ClosedError(f"{self._limits.group}: this workspace is closed; prepare a new one")
-        check_arguments(self._limits, *tensors)
-        x = tensors[0]
+            raise ClosedError(self.broken)
+        return self._group
+
+    def _sum(self, group: dist.ProcessGroup, x: torch.Tensor) -> torch.Tensor:
         gathered = x.new_empty((len(self._place), *x.shape))
         if x.numel():
-            dist.all_gather_into_tensor(gathered, x, group=self._group)
+            dist.all_gather_into_tensor(gathered, x, group=group)
         return sum_fp32([gathered[p] for p in self._place])

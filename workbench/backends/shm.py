@@ -20,6 +20,7 @@ from workbench.backends.arena import Arena
 from workbench.backends.base import Channel, Json, Request, Verdict
 from workbench.backends.build import NO_COMPILER, build_cpu, find_compiler
 from workbench.backends.calls import call_text, mismatch_error
+from workbench.backends.forks import refuse_in_children
 from workbench.backends.segments import (
     SEGMENT_DIRECTORY,
     OwnSegment,
@@ -53,7 +54,7 @@ from workbench.errors import (
     ResourceError,
     WorkbenchError,
 )
-from workbench.ops import FusedOutput, Limits, check_arguments, check_empty
+from workbench.ops import FusedOutput, Limits, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "shm"
@@ -69,8 +70,11 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"{key.size} ranks; the shared-memory kernel serves 1 to {MAX_RANKS}")
     if request.dtype not in DTYPE_CODES:
         return Verdict(False, f"{request.dtype}; the shared-memory kernel serves bfloat16, float16 and float32")
-    if find_compiler() is None:
-        return Verdict(False, NO_COMPILER)
+    try:
+        if find_compiler() is None:
+            return Verdict(False, NO_COMPILER)
+    except ResourceError as e:
+        return Verdict(False, str(e))
     if key.size > 1:
         if not os.access(SEGMENT_DIRECTORY, os.W_OK):
             return Verdict(False, f"{SEGMENT_DIRECTORY} is missing or not writable")
@@ -164,6 +168,7 @@ class ShmWorkspace:
             max_tokens=request.max_tokens,
             group=str(channel.key),
             world_rank=channel.world_rank,
+            ops=request.ops,
         )
         self._story = ""  # why this workspace serves no more
         self._library = library
@@ -201,12 +206,22 @@ class ShmWorkspace:
         self._release = weakref.finalize(
             self, _release, os.getpid(), library, self._context, own, segments, [fd for fd, _ in watched]
         )
+        refuse_in_children(self)
+
+    @property
+    def broken(self) -> str:
+        """Why this workspace serves no more, or ''."""
+        return self._story
+
+    def refuse(self, reason: str) -> None:
+        """Serve no more, for this reason. Local."""
+        self._story = self._story or f"{self._limits.who()}: {reason}"
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the group, fp32 in group_rank order, rounded once."""
         if self._story:
             raise ClosedError(self._story)
-        tokens = check_arguments(self._limits, x)
+        tokens = check_all_reduce(self._limits, x)
         out = torch.empty_like(x)
         try:
             status = self._run_sum(self._context, tokens, x.data_ptr(), out.data_ptr())
@@ -223,7 +238,7 @@ class ShmWorkspace:
         """The sum over the group plus residual, and its RMS norm, in one pass over each row."""
         if self._story:
             raise ClosedError(self._story)
-        tokens = check_arguments(self._limits, x, residual, weight)
+        tokens = check_fused(self._limits, x, residual, weight, eps, weight_bias)
         norm = torch.empty_like(x)
         out = torch.empty_like(x)
         try:
@@ -254,7 +269,7 @@ class ShmWorkspace:
 
     def close(self) -> None:
         """Leave the group and give the memory back; tensors from `empty` stay readable. Local; may be called twice."""
-        self._story = self._story or f"{self._limits.who()}: the workspace is closed; prepare the group again"
+        self.refuse("the workspace is closed; prepare the group again")
         self._release()
         self._segments = []
         self._arena = None
@@ -287,7 +302,7 @@ class ShmWorkspace:
         self._break(f"a call was interrupted by {type(error).__name__}")
 
     def _break(self, story: str) -> None:
-        self._story = f"{self._limits.who()}: the workspace is broken by an earlier failure: {story}; rebuild it"
+        self.refuse(f"the workspace is broken by an earlier failure: {story}; rebuild it")
 
     def _raise_failure(self) -> NoReturn:
         failure = Failure()

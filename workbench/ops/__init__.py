@@ -1,6 +1,6 @@
 """The fused operation: description, torch reference and numerical contract. No process group, no device call."""
 
-from workbench.ops.checks import Limits, check_arguments, check_empty
+from workbench.ops.checks import Limits, check_all_reduce, check_empty, check_fused
 from workbench.ops.fused import ALL, DTYPES, FusedOutput, Op, Rounding
 from workbench.ops.partial import Partial, ReduceOver
 from workbench.ops.reference import (
@@ -21,8 +21,9 @@ __all__ = [
     "ReduceOver",
     "Rounding",
     "add_rms_norm",
-    "check_arguments",
+    "check_all_reduce",
     "check_empty",
+    "check_fused",
     "reference_all_reduce",
     "reference_all_reduce_add_rms_norm",
     "round_to",

@@ -57,7 +57,7 @@ class CheckedWorkspace:
         """The workspace belongs to the session."""
 
 
-def _text(x: torch.Tensor) -> str:
+def _text(x: object) -> str:
     if not isinstance(x, torch.Tensor):
         return f"a {type(x).__name__}"
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)} strides {list(x.stride())}"
