@@ -14,6 +14,7 @@ import pytest
 
 from tests.backends.ranks import request, run_ranks
 from workbench.backends import build, shm
+from workbench.backends.base import Verdict
 from workbench.backends.build import build_cpu, cache_directory, find_compiler
 from workbench.backends.shm_library import load_library
 from workbench.errors import ResourceError
@@ -101,6 +102,54 @@ def test_cxx_is_taken_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> Non
     assert command[1:] == ("-u", "NOTHING", "c++")
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert find_compiler() is None
+
+
+@pytest.mark.parametrize(
+    ("cxx", "message"),
+    [
+        ("'", 'CXX="\'" names no program (No closing quotation); set it to a C++ compiler, or unset it'),
+        ("no-such-compiler -O2", "CXX='no-such-compiler -O2' names no program; set it to a C++ compiler, or unset it"),
+    ],
+)
+def test_a_cxx_that_is_no_command_is_a_verdict_and_a_resource_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, cxx: str, message: str
+) -> None:
+    monkeypatch.setenv("CXX", cxx)
+    assert shm.probe(request(64), GroupKey("tp", (0, 1))) == Verdict(False, message)
+    with pytest.raises(ResourceError) as caught:
+        build_cpu()
+    assert str(caught.value) == message
+
+
+def test_a_compiler_that_prints_no_utf8_does_not_disturb(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(compiler_script(tmp_path, "printf '\\351\\n' >&2; exit 3")))
+    with pytest.raises(ResourceError, match="failed with status 3"):
+        build_cpu()
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["short", "empty", "one byte", "foreign"])
+def test_a_damaged_object_is_compiled_anew_and_never_loaded(cache: Path, quick: None, damage: str) -> None:
+    """A short object would end every rank by SIGBUS inside the loader."""
+    path = build_cpu()
+    good = path.read_bytes()
+    middle = len(good) // 2
+    path.write_bytes(
+        {
+            "short": good[:middle],
+            "empty": b"",
+            "one byte": good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
+            "foreign": b"no object of ours",
+        }[damage]
+    )
+    lines: list[str] = []
+    assert build_cpu(log=lines.append) == path
+    assert lines[0] == f"{path} is damaged; compiling anew"
+    code = f"import ctypes; print(ctypes.CDLL({str(path)!r}).wbk_abi_version())"  # elsewhere: it could be fatal
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n")
 
 
 def test_a_broken_compiler_shows_its_first_errors(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from workbench.backends.sealed import is_whole, put_in_place
 from workbench.errors import ResourceError
 
 FLAGS = (
@@ -52,14 +53,16 @@ def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line:
     """
     command = find_compiler()
     if command is None:
-        raise ResourceError(NO_COMPILER)
+        raise ResourceError(why_no_compiler())
     directory = cache_directory()
     target = directory / f"wbk-cpu-{_key(command)}.so"
-    if target.exists() and not force:
-        return check_private(target)
+    if not force and _is_ready(target):
+        return target
     with _locked(target.with_suffix(".lock")):
+        if not force and _is_ready(target):
+            return target
         if target.exists() and not force:
-            return check_private(target)
+            log(f"{target} is damaged; compiling anew")
         started = time.monotonic()
         log(f"compiling the CPU kernels with {shlex.join(command)}")
         _compile(command, target)
@@ -67,14 +70,33 @@ def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line:
     return check_private(target)
 
 
+def _is_ready(target: Path) -> bool:
+    return target.exists() and is_whole(check_private(target))
+
+
 def find_compiler() -> tuple[str, ...] | None:
     """The C++ compiler as a command: $CXX if it is set, else the first of c++, g++, clang++; None if there is none."""
-    asked = shlex.split(os.environ.get("CXX", ""))
+    try:
+        asked = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:
+        return None  # why_no_compiler tells
     for candidate in [asked] if asked else [[name] for name in COMPILERS]:
         found = shutil.which(candidate[0])
         if found is not None:
             return (found, *candidate[1:])
     return None
+
+
+def why_no_compiler() -> str:
+    """One line for where find_compiler finds none."""
+    cxx = os.environ.get("CXX", "")
+    unreadable = ""
+    try:
+        if not shlex.split(cxx):
+            return NO_COMPILER
+    except ValueError as e:
+        unreadable = f" ({e})"
+    return f"CXX={cxx!r} names no program{unreadable}; set it to a C++ compiler, or unset it"
 
 
 NO_COMPILER = (
@@ -121,7 +143,9 @@ def _key(command: tuple[str, ...]) -> str:
 
 def _version(command: tuple[str, ...]) -> str:
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ResourceError(f"the compiler {shlex.join(command)} does not run: {e}") from e
     return done.stdout + done.stderr
@@ -143,7 +167,9 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
         made = Path(scratch, "made.so")
         line = [*command, *FLAGS, f"-I{scratch}/include", f"{scratch}/{UNIT}", "-o", str(made)]
         try:
-            done = subprocess.run(line, capture_output=True, text=True, timeout=COMPILE_DEADLINE_S, check=False)
+            done = subprocess.run(
+                line, capture_output=True, text=True, errors="replace", timeout=COMPILE_DEADLINE_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise ResourceError(f"compiling the CPU kernels with {shlex.join(command)} failed: {e}") from e
         if done.returncode != 0 or not made.exists():
@@ -151,8 +177,7 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
                 f"compiling the CPU kernels with {shlex.join(command)} failed with status {done.returncode}; "
                 f"its first errors:\n{_first_errors(done.stderr or done.stdout)}"
             )
-        made.chmod(0o700)
-        made.replace(target)
+        put_in_place(made, target)
 
 
 def _first_errors(text: str) -> str:

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from workbench.backends.build import cache_directory, check_private
+from workbench.backends.sealed import is_whole, put_in_place
 from workbench.errors import ResourceError
 
 UNITS = ("abi.cu", "push_bf16.cu", "push_fp16.cu", "push_fp32.cu")
@@ -51,15 +52,19 @@ def build_cuda(arch: str) -> Path:
     if nvcc is None:
         raise ResourceError(NO_NVCC)
     target = cache_directory() / f"wbk-cuda-sm_{arch}-{_key(nvcc, arch)}.so"
-    if not target.exists():
+    if not _is_ready(target):
         lock = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             _lock(lock, target)
-            if not target.exists():
+            if not _is_ready(target):
                 _compile(nvcc, arch, target)
         finally:
             os.close(lock)
     return check_private(target)
+
+
+def _is_ready(target: Path) -> bool:
+    return target.exists() and is_whole(check_private(target))
 
 
 @cache
@@ -72,7 +77,9 @@ def _sources() -> dict[str, str]:
 @cache
 def _key(nvcc: str, arch: str) -> str:
     digest = hashlib.sha256()
-    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    version = subprocess.run(
+        [nvcc, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=False
+    ).stdout
     for part in (version, arch, *FLAGS, *(f"{n}\0{t}" for n, t in _sources().items())):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
@@ -105,13 +112,14 @@ def _compile(nvcc: str, arch: str, target: Path) -> None:
         made = Path(scratch, "made.so")
         objects = [f"{scratch}/{u}.o" for u in UNITS]
         _run([nvcc, "-shared", "-cudart", "static", *objects, "-o", str(made)])
-        made.chmod(0o700)
-        made.replace(target)
+        put_in_place(made, target)
 
 
 def _run(line: list[str]) -> None:
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=COMPILE_DEADLINE_S, check=False)
+        done = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", timeout=COMPILE_DEADLINE_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ResourceError(f"compiling the CUDA kernels failed: {e}") from e
     if done.returncode:

@@ -18,7 +18,7 @@ import torch
 
 from workbench.backends.arena import Arena
 from workbench.backends.base import Channel, Json, Request, Verdict
-from workbench.backends.build import NO_COMPILER, build_cpu, find_compiler
+from workbench.backends.build import build_cpu, find_compiler, why_no_compiler
 from workbench.backends.calls import call_text, mismatch_error
 from workbench.backends.forks import refuse_in_children
 from workbench.backends.segments import (
@@ -70,11 +70,8 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"{key.size} ranks; the shared-memory kernel serves 1 to {MAX_RANKS}")
     if request.dtype not in DTYPE_CODES:
         return Verdict(False, f"{request.dtype}; the shared-memory kernel serves bfloat16, float16 and float32")
-    try:
-        if find_compiler() is None:
-            return Verdict(False, NO_COMPILER)
-    except ResourceError as e:
-        return Verdict(False, str(e))
+    if find_compiler() is None:
+        return Verdict(False, why_no_compiler())
     if key.size > 1:
         if not os.access(SEGMENT_DIRECTORY, os.W_OK):
             return Verdict(False, f"{SEGMENT_DIRECTORY} is missing or not writable")
