@@ -55,7 +55,9 @@ def time_subgroups(
             found += [replace(sample, kind=str(key)) for sample in timed]
     everyone: list[list[Sample]] = [[] for _ in range(session.group_map.world_size)]
     dist.all_gather_object(everyone, found)
-    return list(dict.fromkeys(sample for samples in everyone for sample in samples))  # members told the same
+    once = dict.fromkeys(sample for samples in everyone for sample in samples)  # members told the same
+    owners = [session.group_map.owner(kind) for kind in kinds]
+    return sorted(once, key=lambda sample: owners.index(sample.kind.partition("[")[0]))
 
 
 def _paths(session: Session, kind: str, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Variant]:
