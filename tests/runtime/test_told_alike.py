@@ -234,6 +234,21 @@ def test_after_freeze_why_names_the_path_a_bigger_call_takes() -> None:
     assert run_ranks(2, body) == [("none", "gloo")] * 2
 
 
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_workspace_that_a_mismatch_broke_is_replaced_by_the_next_prepare(backend: str) -> None:
+    def body(rank: int) -> list[float]:
+        with Session(TWO, device="cpu", timeout_s=20) as s:
+            s.prepare("tp", hidden=HIDDEN, dtype=torch.float32, max_tokens=4, backend=backend)
+            with pytest.raises(MismatchError):
+                fused_powers(s, "tp", 1 + rank)
+            with pytest.raises(ClosedError):
+                fused_powers(s, "tp", 1)
+            s.prepare("tp", hidden=HIDDEN, dtype=torch.float32, max_tokens=4, backend=backend)
+            return fused_powers(s, "tp", 1).residual.unique().tolist()
+
+    assert run_ranks(2, body) == [[8.0]] * 2
+
+
 def test_sessions_may_close_in_any_order() -> None:
     def body(rank: int) -> list[float]:
         outer = Session(FOUR, device="cpu", timeout_s=20)

@@ -118,7 +118,7 @@ def _probe(group: BoundGroup, request: Request, name: str, settings: Settings) -
 def _covers(prepared: Prepared, request: Request, backend: str | None) -> bool:
     have = prepared.workspace.request
     return (
-        not getattr(prepared.workspace, "broken", "")
+        not prepared.workspace.broken
         and have.max_tokens >= request.max_tokens
         and have.ops >= request.ops
         and have.rounding == request.rounding
