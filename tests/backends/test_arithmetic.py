@@ -6,6 +6,7 @@ taken in another order; it must be equal on all ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from tests.backends.ranks import bits, channels, data, request, run_ranks
 from workbench.backends import gloo, reference, shm
-from workbench.ops import Rounding, reference_all_reduce, reference_all_reduce_add_rms_norm, round_to
+from workbench.errors import ArgumentError
+from workbench.ops import Op, Rounding, reference_all_reduce, reference_all_reduce_add_rms_norm, round_to
 
 BACKENDS = {"shm": shm, "gloo": gloo, "reference": reference}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -107,6 +109,79 @@ def test_random_data_equals_the_reference(name: str, rounding: Rounding, dtype: 
     assert len(ranks[0]) == 18
     for outputs in ranks[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outputs, ranks[0], strict=True))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_eps_and_weight_bias_enter_the_norm_as_given(name: str) -> None:
+    """The sum is 0.03 everywhere, so its mean square 9e-4; norm = 0.03 / sqrt(9e-4 + eps) * (weight_bias + 2).
+
+    With eps = 0 that is 2, with eps = 16e-4 it is 0.03 / 0.05 * 2 = 1.2, and so on.
+    """
+    expected = {(0.0, 0.0): 2.0, (16e-4, 0.0): 1.2, (16e-4, 3.0): 3.0, (1e-5, 0.0): 1.98898, (1e-2, 0.0): 0.57470}
+
+    def work(workspace: Any, rank: int) -> dict[tuple[float, float], list[float]]:
+        x, weight = torch.full((2, 33), 0.01), torch.full((33,), 2.0)
+        norms = {}
+        for eps, weight_bias in expected:
+            out = workspace.all_reduce_add_rms_norm(x, x, weight, eps=eps, weight_bias=weight_bias)
+            norms[eps, weight_bias] = out.norm.unique().tolist()
+        return norms
+
+    for norms in in_group(2, BACKENDS[name], work, hidden=33, dtype=torch.float32):
+        assert {case: [pytest.approx(value, rel=1e-5)] for case, value in expected.items()} == norms
+
+
+REFUSED = {
+    "negative bit": (lambda x, w: (torch._neg_view(x), x, w, 1e-6, 0.0), "x is a lazy negation"),
+    "gradient": (lambda x, w: (x, x, torch.nn.Parameter(w), 1e-6, 0.0), r"weight requires grad.*weight.detach\(\)"),
+    "sparse": (lambda x, w: (x.to_sparse(), x, w, 1e-6, 0.0), "x is a torch.sparse_coo tensor"),
+    "no residual": (lambda x, w: (x, None, w, 1e-6, 0.0), "residual is None"),
+    "no weight": (lambda x, w: (x, x, None, 1e-6, 0.0), "weight is None"),
+    "text": (lambda x, w: ("x", x, w, 1e-6, 0.0), "x is a str"),
+    "eps as text": (lambda x, w: (x, x, w, "1e-6", 0.0), "eps is '1e-6'"),
+    "no eps": (lambda x, w: (x, x, w, None, 0.0), "eps is None"),
+    "eps NaN": (lambda x, w: (x, x, w, float("nan"), 0.0), "eps is nan"),
+    "negative eps": (lambda x, w: (x, x, w, -1.0, 0.0), "eps is -1.0"),
+    "bias as text": (lambda x, w: (x, x, w, 1e-6, "0"), "weight_bias is '0'"),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_refused_argument_is_one_ranks_error_and_harms_nobody(name: str) -> None:
+    """Rank 1 makes each wrong call alone, between calls of the group; a call that waited would time out."""
+
+    def work(workspace: Any, rank: int) -> list[float]:
+        x, weight = torch.full((2, 8), 2.0**rank), torch.ones(8)
+        sums = []
+        for wrong, message in REFUSED.values():
+            if rank == 1:
+                a, residual, w, eps, weight_bias = wrong(x, weight)
+                with pytest.raises(ArgumentError, match=message):
+                    workspace.all_reduce_add_rms_norm(a, residual, w, eps=eps, weight_bias=weight_bias)
+            sums.append(workspace.all_reduce(x)[1, 7].item())
+            assert workspace.broken == ""
+        with torch.no_grad():
+            out = workspace.all_reduce_add_rms_norm(
+                torch.nn.Parameter(x), x, torch.nn.Parameter(weight), eps=1e-6, weight_bias=0.0
+            )
+        return [*sums, out.residual[0, 0].item() - x[0, 0].item()]
+
+    assert in_group(2, BACKENDS[name], work, hidden=8, dtype=torch.float32) == [[3.0] * (len(REFUSED) + 1)] * 2
+
+
+def test_an_op_that_was_not_prepared_is_refused() -> None:
+    def rank_main(rank: int) -> float:
+        with channels((0, 1)) as [channel]:
+            only = replace(request(8, torch.float32), ops=frozenset({Op.ALL_REDUCE_ADD_RMS_NORM}))
+            workspace = shm.bind(channel, only)
+            x = torch.full((1, 8), 2.0**rank)
+            with pytest.raises(ArgumentError, match="all_reduce asked, prepared for all_reduce_add_rms_norm only"):
+                workspace.all_reduce(x)
+            out = workspace.all_reduce_add_rms_norm(x, torch.zeros(1, 8), torch.ones(8), eps=1e-6, weight_bias=0.0)
+            workspace.close()
+            return float(out.residual[0, 0])
+
+    assert run_ranks(2, rank_main) == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("hidden", [1, 2, 31, 32, 33, 63, 64, 65, 127, 7168, 40000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import signal
@@ -63,6 +64,20 @@ def test_a_segment_is_private_locked_and_listed_until_unlinked() -> None:
         segment.close()
 
 
+def test_an_owner_holds_the_lock_of_its_segment_as_long_as_it_is_mapped() -> None:
+    """The lock is what a sweep in another process namespace goes by, where the process cannot be seen."""
+    segment = OwnSegment(4096)
+    other = os.open(SHM / segment.name, os.O_RDWR)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        segment.close()
+        del segment
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(other)
+
+
 def test_a_process_killed_between_create_and_unlink_is_swept() -> None:
     code = (
         "from workbench.backends.segments import OwnSegment; import time\n"
@@ -99,8 +114,6 @@ def test_a_pid_used_again_does_not_protect_a_dead_owner() -> None:
 
 def test_a_held_lock_protects_even_if_the_process_is_not_seen() -> None:
     """As with an owner in another process namespace."""
-    import fcntl
-
     path = plant(ended_process(), 1)
     with path.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

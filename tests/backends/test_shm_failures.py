@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ import torch
 
 from tests.backends.ranks import channels, request, run_outcomes, run_ranks
 from tests.forked import Outcome
-from workbench.backends import segments, shm
+from workbench.backends import gloo, segments, shm
 from workbench.errors import ArgumentError, CapacityError, ClosedError, DeadlineError, PeerDeadError, ResourceError
 from workbench.ranks import GroupKey
 
@@ -90,6 +91,7 @@ def then_closed(workspace: Any) -> str:
         workspace.all_reduce(ones())
     with pytest.raises(ClosedError):
         workspace.empty((1, HIDDEN), torch.bfloat16)
+    assert workspace.broken == str(caught.value)
     return str(caught.value)
 
 
@@ -424,6 +426,40 @@ def test_a_forked_child_that_ends_leaves_its_parent_in_the_group() -> None:
     assert run_ranks(2, rank_main) == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("backend", [shm, gloo], ids=["shm", "gloo"])
+def test_a_forked_child_is_refused_and_its_parent_stays_in_the_group(backend: ModuleType) -> None:
+    """A child that called would take its parent's place: the peers would sum its data."""
+
+    def rank_main(rank: int) -> tuple[str, float]:
+        with channels((0, 1)) as [channel]:
+            workspace = backend.bind(channel, request(HIDDEN))
+            gone = backend.bind(channel, request(HIDDEN))
+            del gone  # what is no more does not disturb a fork
+            read_end, write_end = os.pipe()
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    assert workspace.broken
+                    os.write(write_end, then_closed(workspace).encode())
+                    workspace.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+            text = os.read(read_end, 4096).decode()
+            os.close(read_end)
+            os.close(write_end)
+            assert workspace.broken == ""
+            total = float(workspace.all_reduce(ones())[0, 0])
+            workspace.close()
+            return text.replace(str(os.getpid()), "PARENT").replace(str(child), "CHILD"), total
+
+    for rank, (text, total) in enumerate(run_ranks(2, rank_main)):
+        assert text == (
+            f"tp[0,1] on world rank {rank}: the workspace belongs to process PARENT, and this is process CHILD, forked "
+            f"from it; call it there, or give the child a session of its own"
+        )
+        assert total == 2.0
+
+
 def test_empty_gives_blocks_that_return_when_unused() -> None:
     def work(workspace: Any, rank: int) -> None:
         full = (64, HIDDEN)
@@ -554,6 +590,16 @@ def test_a_rank_that_cannot_map_its_peer_fails_all_alike(monkeypatch: pytest.Mon
     assert "mapping the peers' shared memory failed; world rank 1: segment wbk-" in ended[0][0]
     assert "mode -rw-r--r--" in ended[0][0]
     assert ended[0][1] == []
+
+
+def test_a_pid_that_was_used_again_is_not_watched() -> None:
+    """This process lives, but it is not the one that started one tick later."""
+    started = segments.start_time_of(os.getpid())
+    os.close(shm._watch(os.getpid(), started))
+    before = open_files()
+    with pytest.raises(ResourceError, match=f"process {os.getpid()} has ended"):
+        shm._watch(os.getpid(), started + 1)
+    assert open_files() == before
 
 
 def test_probe_says_why_not() -> None:

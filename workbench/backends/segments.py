@@ -78,7 +78,7 @@ class OwnSegment(Segment):
             os.unlink(_path(self.name))
 
     def close(self) -> None:
-        """Give up name and lock. The memory is freed with the last tensor over it. May be called twice."""
+        """Give up the name. Memory and lock go with the last tensor over it. May be called twice."""
         self.unlink()
         if self._fd >= 0:
             os.close(self._fd)
