@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,8 @@ pytest.importorskip("playwright", reason="playwright is not installed; pip insta
 
 from playwright.sync_api import Page
 
-from tests.browser.lab import ROOT, browse, failures, open_notebook, run_all, serve, strip_outputs, unexpected
+from tests.browser.lab import browse, failures, open_notebook, run_all, strip_outputs, unexpected
+from tests.notebooks.serving import ROOT, serve
 from workbench.notebooks import find_browser
 
 CHROMIUM = find_browser()
@@ -67,27 +66,3 @@ def _move_the_slider(page: Page) -> None:
     handle.press("ArrowRight")
     page.locator(".gtitle", has_text="sglang tp=8 attn_cp=4").first.wait_for()  # for a moment there are two
     alert.wait_for(state="detached")
-
-
-def test_lab_asks_for_its_token_and_listens_on_loopback_alone(tmp_path: Path) -> None:
-    with serve(tmp_path / "notebooks", tmp_path) as address:
-        base, _, token = address.partition("?token=")
-        root = base.partition("/lab")[0]
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(f"{root}/api/contents", timeout=10)
-        with urllib.request.urlopen(f"{root}/api/contents?token={token}", timeout=10) as answer:
-            assert b"00_start_here.ipynb" in answer.read()
-        port = int(root.rpartition(":")[2])
-        assert _listening(port) == {"0100007F"}
-
-
-def _listening(port: int) -> set[str]:
-    """The local addresses, as the kernel writes them, on which somebody listens at this port."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            address, state = line.split()[1], line.split()[3]
-            host, _, number = address.rpartition(":")
-            if int(number, 16) == port and state == "0A":
-                found.add(host)
-    return found
