@@ -28,5 +28,6 @@ def test_the_wheel_holds_every_source_and_asset(tmp_path: Path) -> None:
     assert len(wanted) > 60
     assert wanted <= names, sorted(wanted - names)
     assert not any(name.startswith(("tests/", "benchmarks/", "notebooks/")) for name in names)
+    assert any(name.endswith("/share/fusion-workbench/notebooks/00_start_here.ipynb") for name in names)
     entry_points = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert "workbench = workbench.cli:main" in entry_points
