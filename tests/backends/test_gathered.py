@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -9,9 +11,12 @@ import torch
 
 from tests.backends.ranks import channels, request, run_ranks
 from workbench.backends import gloo, reference
-from workbench.errors import ArgumentError, CapacityError, ClosedError
-from workbench.ranks import GroupKey
+from workbench.errors import ArgumentError, CapacityError, ClosedError, DeadlineError
+from workbench.ops import Op
+from workbench.ranks import GroupKey, GroupMap
+from workbench.runtime import Session
 
+THREE = GroupMap.build("sglang", tp=3)
 BACKENDS = {"gloo": gloo, "reference": reference}
 
 
@@ -58,6 +63,38 @@ def test_a_refused_call_waits_for_nobody_and_close_is_final(backend: ModuleType)
             return float(total[3, 15])
 
     assert run_ranks(2, rank_main) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_a_rank_that_stops_while_data_moves_is_named_alike_by_the_others(backend: ModuleType, tmp_path: Path) -> None:
+    """Rank 1 agrees on the call and then sends nothing: only it is missing, whoever waits for it."""
+
+    def rank_main(rank: int) -> tuple[tuple[int, ...], str]:
+        with pytest.raises(DeadlineError) as caught, Session(THREE, device="cpu", timeout_s=1.0) as s:
+            workspace = backend.bind(s._groups[0, 1, 2].channel, request(16))
+            x = torch.ones(1, 16).bfloat16()
+            workspace.all_reduce(x)
+            if rank == 1:
+                workspace._num_calls += 1
+                workspace._match(Op.ALL_REDUCE, 1, 0.0, 0.0)
+                deadline = time.monotonic() + 30
+                while len(list(tmp_path.iterdir())) < 2:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+                workspace._match(Op.ALL_REDUCE, 1, 0.0, 0.0)  # too late: it hears what the others said of it
+            try:
+                workspace.all_reduce(x)
+            finally:
+                (tmp_path / f"told{rank}").touch()
+                assert "waited 1 s for world rank 1" in workspace.broken
+                with pytest.raises(ClosedError):
+                    workspace.all_reduce(x)
+        return caught.value.missing, str(caught.value)
+
+    ended = run_ranks(3, rank_main)
+    assert ended[0][0] == (1,)
+    assert "waited 1 s for world rank 1, which did not enter it" in ended[0][1]
+    assert ended == [ended[0]] * 3
 
 
 def test_probe_refuses_other_dtypes() -> None:
