@@ -51,10 +51,10 @@ def show_group_map(group_map: GroupMap) -> Shown:
 def show_lanes(lanes: Lanes, *, newest: int | None = None) -> Shown:
     """Who waited for whom: a lane a rank, a bar a call.
 
-    newest: only that many calls, the last ones: cells run minutes apart, and their calls would be specks.
+    newest: only that many calls, the last ones, from the first of them on: cells run minutes apart, and their calls would be specks.
     """
-    if newest is not None and newest < len(lanes.calls):
-        calls = lanes.calls[-newest:]
+    if newest is not None:
+        calls = lanes.calls[-newest:] if newest > 0 else ()
         arrivals = [v.arrive_ns for call in calls for v in call.visits if v.arrive_ns is not None]
         lanes = replace(lanes, calls=calls, start_ns=min(arrivals, default=lanes.start_ns))
     return show_figure(lanes_figure(lanes), lanes_text(lanes))
