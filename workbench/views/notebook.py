@@ -51,7 +51,8 @@ def show_group_map(group_map: GroupMap) -> Shown:
 def show_lanes(lanes: Lanes, *, newest: int | None = None) -> Shown:
     """Who waited for whom: a lane a rank, a bar a call.
 
-    newest: only that many calls, the last ones, from the first of them on: cells run minutes apart, and their calls would be specks.
+    newest: only that many calls, the last ones, and the time since the first of them: cells run minutes apart, and
+    all their calls together would be specks.
     """
     if newest is not None:
         calls = lanes.calls[-newest:] if newest > 0 else ()
