@@ -234,6 +234,21 @@ def test_after_freeze_why_names_the_path_a_bigger_call_takes() -> None:
     assert run_ranks(2, body) == [("none", "gloo")] * 2
 
 
+@pytest.mark.parametrize(
+    "x", [None, "x", [1.0], torch.tensor(1.0), torch.ones(HIDDEN)], ids=["none", "text", "list", "scalar", "row"]
+)
+def test_what_is_no_batch_is_refused_by_one_rank_and_harms_nobody(x: object) -> None:
+    def body(rank: int) -> list[float]:
+        with Session(TWO, device="cpu", timeout_s=20) as s:
+            _prepared(s)
+            if rank == 1:
+                with pytest.raises(ArgumentError):
+                    s.all_reduce(x, group="tp")
+            return fused_powers(s, "tp", 1).residual.unique().tolist()
+
+    assert run_ranks(2, body) == [[8.0]] * 2
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_a_workspace_that_a_mismatch_broke_is_replaced_by_the_next_prepare(backend: str) -> None:
     def body(rank: int) -> list[float]:

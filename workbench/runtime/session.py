@@ -464,6 +464,8 @@ class Session:
     def _whose(self, x: torch.Tensor | Partial, group: str | None) -> tuple[torch.Tensor, str]:
         """The tensor to reduce and the kind to reduce it over."""
         if not isinstance(x, Partial):
+            if not isinstance(x, torch.Tensor):
+                raise ArgumentError(f"x is a {type(x).__name__}; allowed: a tensor [tokens, hidden], or a Partial")
             if group is None:
                 raise ArgumentError("a plain tensor needs group=KIND; only a Partial says itself over what it is owed")
             return x, group
