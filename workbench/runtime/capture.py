@@ -8,15 +8,17 @@ upstream an exchange at the end of the capture hangs (facts: SGLang 11275; vLLM 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from workbench.backends.base import Workspace
 from workbench.errors import CaptureError, ClosedError
 from workbench.ops import FusedOutput, Limits, check_all_reduce, check_fused
+from workbench.runtime.members import Member, gather_over_store, raise_if_dead, tell_over_store
 from workbench.trace import Recorder
 
 _SHOWN = 64  # calls of a group told to the other ranks in full; of more, the digest still tells that they differ
@@ -167,6 +169,48 @@ class CapturingWorkspace:
             CapturedCall(self._limits.group, op, tuple(x.shape), dtype, self.backend, run, numbers)
         )
         self._capture.kept += kept
+
+
+def meet_ranks(
+    store: dist.Store,
+    prefix: str,
+    capture: Capture,
+    error: BaseException | None,
+    *,
+    members: Mapping[int, Member],
+    world_rank: int,
+    timeout_s: float,
+    what: str,
+) -> list[dict[str, Any]]:
+    """What every rank has captured so far, or that it failed, in world-rank order: what compare_captures takes.
+
+    Collective over all ranks, over the store. A rank that is interrupted tells the others and waits for none.
+    Raises: DeadlineError or PeerDeadError naming world ranks.
+    """
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    value = {"error": text, "groups": capture.summary(), "order": capture.order()}
+    if error is not None and not isinstance(error, Exception):
+        tell_over_store(store, prefix, world_rank=world_rank, value=value)
+        raise error
+    return gather_over_store(
+        store,
+        prefix,
+        world_rank=world_rank,
+        world_size=len(members),
+        value=value,
+        timeout_s=timeout_s,
+        what=what,
+        advice="every rank of the map captures together; or raise timeout_s",
+        now_and_then=lambda: raise_if_dead(tuple(members.values()), members[world_rank], what=what),
+    )
+
+
+def warm_up(groups: Iterable[dist.ProcessGroup | None]) -> None:
+    """Let NCCL connect every group, in one order: it must not do so while a stream is being captured. Collective."""
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    torch.cuda.synchronize()
 
 
 def compare_captures(told: list[dict[str, Any]]) -> CaptureError | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,31 +16,28 @@ import torch.distributed as dist
 from workbench.backends.base import Workspace
 from workbench.errors import (
     ArgumentError,
-    CapacityError,
     CaptureError,
     ClosedError,
-    LayoutError,
-    MismatchError,
     PartialError,
-    PlanMismatchError,
-    ResourceError,
     UnsupportedPlatformError,
     WorkbenchError,
 )
-from workbench.ops import ALL, DTYPES, FusedOutput, Limits, Op, Partial, ReduceOver, Rounding
+from workbench.ops import ALL, FusedOutput, Limits, Op, Partial, ReduceOver, Rounding
 from workbench.plan import Plan
 from workbench.ranks import GroupKey, GroupMap, product_group
-from workbench.runtime.capture import Capture, CapturingWorkspace, compare_captures
+from workbench.runtime.capture import Capture, CapturingWorkspace, compare_captures, meet_ranks, warm_up
 from workbench.runtime.checked import CheckedWorkspace
-from workbench.runtime.devices import choose_device
 from workbench.runtime.hello import exchange_hello
-from workbench.runtime.members import Member, gather_over_store, raise_if_dead, tell_over_store
+from workbench.runtime.members import Member
+from workbench.runtime.opening import DTYPE_NAMES, HARMLESS, find_device, open_trace, read_settings
 from workbench.runtime.process_group import TorchGroups, init_default_group, make_groups, next_session_store
 from workbench.runtime.requests import MAX_TOKENS, make_request, unprepared_error
 from workbench.runtime.selection import bind_workspace, freeze_group
 from workbench.runtime.subgroup import BoundGroup, bind_group, own_groups
 from workbench.settings import Settings, check_timeout
 from workbench.trace import Recorder
+
+_Result = TypeVar("_Result", torch.Tensor, FusedOutput)
 
 
 class Session:
@@ -80,10 +75,10 @@ class Session:
             raise ArgumentError(
                 f"group_map is a {type(group_map).__name__}; allowed: a GroupMap, from GroupMap.build(...)"
             )
-        settings, wrong_setting = (settings, None) if settings is not None else _read_settings()
+        settings, wrong_setting = (settings, None) if settings is not None else read_settings()
         self.group_map = group_map
         self.timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        self.device, wrong_device = _choose_device(device, settings)
+        self.device, wrong_device = find_device(device, settings)
         self._settings = settings
         self._check = settings.check if check is None else check
         self._groups: dict[tuple[int, ...], BoundGroup] = {}
@@ -154,7 +149,7 @@ class Session:
             self._store = store = next_session_store()
             unwritable = None
             if not self.trace.enabled:
-                self.trace, unwritable = _open_trace(self._trace_dir, self.world_rank)
+                self.trace, unwritable = open_trace(self._trace_dir, self.world_rank)
             self._members = members = exchange_hello(
                 store,
                 self.group_map,
@@ -241,7 +236,9 @@ class Session:
         self._meetings += 1
         self._meet("enter", capture, None)
         if self.device == "cuda":
-            self._warm_up()
+            token = self.trace.begin("capture_warm_up")
+            warm_up([bound.channel.data_group for bound in self._groups.values()])
+            self.trace.end(token)
         token = self.trace.begin("capture")
         self._ready.clear()
         self._capturing = capture
@@ -280,27 +277,7 @@ class Session:
         Raises: CapacityError, ArgumentError, PartialError before any wait; DeadlineError and PeerDeadError, which name
         world ranks.
         """
-        part, kind = self._whose(x, group)
-        bound, workspace = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
-            kind, part
-        )
-        token = bound.lane.begin(
-            "all_reduce",
-            shape=part.shape,
-            dtype=_DTYPE_NAMES[part.dtype],
-            path=workspace.backend,
-            reduce_op="sum",
-            capture=self._capturing is not None,
-        )
-        try:
-            out = workspace.all_reduce(part)
-        except BaseException as e:
-            self._note_failure(bound, token, e)
-            raise
-        bound.lane.end(token)
-        if isinstance(x, Partial):
-            x.settle()
-        return out
+        return self._call("all_reduce", x, group, lambda workspace, part: workspace.all_reduce(part))
 
     def all_reduce_add_rms_norm(
         self,
@@ -322,27 +299,14 @@ class Session:
         Collective and Raises: as all_reduce.
         Source: own protocol (kernels_ext/README.md); pinned by tests/runtime/test_session.py.
         """
-        part, kind = self._whose(x, group)
-        bound, workspace = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
-            kind, part
-        )
-        token = bound.lane.begin(
+        return self._call(
             "all_reduce_add_rms_norm",
-            shape=part.shape,
-            dtype=_DTYPE_NAMES[part.dtype],
-            path=workspace.backend,
-            reduce_op="sum",
-            capture=self._capturing is not None,
+            x,
+            group,
+            lambda workspace, part: workspace.all_reduce_add_rms_norm(
+                part, residual, weight, eps=eps, weight_bias=weight_bias
+            ),
         )
-        try:
-            out = workspace.all_reduce_add_rms_norm(part, residual, weight, eps=eps, weight_bias=weight_bias)
-        except BaseException as e:
-            self._note_failure(bound, token, e)
-            raise
-        bound.lane.end(token)
-        if isinstance(x, Partial):
-            x.settle()
-        return out
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, group: str) -> torch.Tensor:
         """An uninitialised tensor that peers read without a copy, from the workspace prepared for its last dimension.
@@ -461,6 +425,32 @@ class Session:
                 f"memory, so do it before the capture, on every rank"
             )
 
+    def _call(
+        self, op: str, x: torch.Tensor | Partial, group: str | None, run: Callable[[Workspace, torch.Tensor], _Result]
+    ) -> _Result:
+        """Run one data call on the workspace that x belongs to, recorded; a Partial is settled by it."""
+        part, kind = self._whose(x, group)
+        bound, workspace = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
+            kind, part
+        )
+        token = bound.lane.begin(
+            op,
+            shape=part.shape,
+            dtype=DTYPE_NAMES[part.dtype],
+            path=workspace.backend,
+            reduce_op="sum",
+            capture=self._capturing is not None,
+        )
+        try:
+            out = run(workspace, part)
+        except BaseException as e:
+            self._note_failure(bound, token, e)
+            raise
+        bound.lane.end(token)
+        if isinstance(x, Partial):
+            x.settle()
+        return out
+
     def _whose(self, x: torch.Tensor | Partial, group: str | None) -> tuple[torch.Tensor, str]:
         """The tensor to reduce and the kind to reduce it over."""
         if not isinstance(x, Partial):
@@ -479,42 +469,21 @@ class Session:
         return x.unreduced(), kind
 
     def _meet(self, when: str, capture: Capture, error: BaseException | None) -> list[dict[str, Any]]:
-        """What every rank has captured so far, or that it failed. Collective over all ranks, over the store.
-
-        A rank that is interrupted tells the others and waits for none.
-        """
-        prefix = f"capture{self._meetings}/{when}"
-        text = None if error is None else f"{type(error).__name__}: {error}"
-        value = {"error": text, "groups": capture.summary(), "order": capture.order()}
-        if error is not None and not isinstance(error, Exception):
-            tell_over_store(self._store, prefix, world_rank=self.world_rank, value=value)
-            raise error
+        """What every rank has captured so far, or that it failed. Collective over all ranks; a failure breaks it."""
         try:
-            return gather_over_store(
+            return meet_ranks(
                 self._store,
-                prefix,
+                f"capture{self._meetings}/{when}",
+                capture,
+                error,
+                members=self._members,
                 world_rank=self.world_rank,
-                world_size=self.group_map.world_size,
-                value=value,
                 timeout_s=self.timeout_s,
                 what=f"{when} a capture",
-                advice="every rank of the map captures together; or raise timeout_s",
-                now_and_then=lambda: raise_if_dead(
-                    tuple(self._members.values()), self._members[self.world_rank], what=f"{when} a capture"
-                ),
             )
         except WorkbenchError:
             self._broken = True
             raise
-
-    def _warm_up(self) -> None:
-        """Let NCCL connect every group, in one order: it must not do so while a stream is being captured."""
-        token = self.trace.begin("capture_warm_up")
-        for bound in self._groups.values():
-            if bound.channel.data_group is not None:
-                dist.all_reduce(torch.zeros(1, device="cuda"), group=bound.channel.data_group)
-        torch.cuda.synchronize()
-        self.trace.end(token)
 
     def _drop_captures(self) -> None:
         while self._captures:
@@ -565,7 +534,7 @@ class Session:
     def _note_failure(self, bound: BoundGroup, token: Any, error: BaseException) -> None:
         """Errors that are alike on every member before any wait leave the session usable; others end it."""
         bound.lane.end(token, error=f"{type(error).__name__}: {error}")
-        if not isinstance(error, _HARMLESS):
+        if not isinstance(error, HARMLESS):
             self._broken = True
 
     def _leave_groups(self, made: dict[tuple[int, ...], TorchGroups]) -> None:
@@ -574,42 +543,3 @@ class Session:
                 groups.abandon()
             else:
                 groups.destroy()
-
-
-_HARMLESS = (
-    ArgumentError,
-    CapacityError,
-    CaptureError,
-    LayoutError,
-    MismatchError,
-    PartialError,
-    PlanMismatchError,
-    ResourceError,
-)
-_DTYPE_NAMES = defaultdict(lambda: "other", {d: str(d).removeprefix("torch.") for d in DTYPES})
-
-
-def _read_settings() -> tuple[Settings, str | None]:
-    """The settings, and what is wrong with them. A problem of one rank is told to all before it is raised."""
-    try:
-        return Settings.read(), None
-    except ArgumentError as e:
-        return Settings(), str(e)
-
-
-def _choose_device(device: str | None, settings: Settings) -> tuple[str, str | None]:
-    """The device, and what is wrong with it. A problem of one rank is told to all before it is raised."""
-    try:
-        return choose_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), settings), None
-    except ArgumentError as e:
-        return "cpu", str(e)
-
-
-def _open_trace(directory: str | None, world_rank: int) -> tuple[Recorder, str | None]:
-    """The recorder, and why it could not be opened. A problem of one rank is told to all before it is raised."""
-    if directory is None:
-        return Recorder.off(), None
-    try:
-        return Recorder.open(directory, world_rank), None
-    except (OSError, WorkbenchError) as e:
-        return Recorder.off(), f"no trace can be written to {directory}: {e}"
