@@ -163,6 +163,11 @@ def test_dumps_of_real_gloo_ranks_show_who_has_not_come(tmp_path: Path, monkeypa
         dist.init_process_group("gloo")
         tp = dist.new_group([0, 1], group_desc="tp")
         dist.all_reduce(torch.ones(3, 4, dtype=torch.bfloat16))
+        retire_by = time.monotonic() + 5  # gloo notes the end a moment after wait() returns; some torch record nothing
+        while time.monotonic() < retire_by and not all(
+            e["retired"] for e in json.loads(_dump_fr_trace_json()).get("entries", [])
+        ):
+            time.sleep(0.01)
         work = dist.all_reduce(torch.ones(5), group=tp, async_op=True) if world_rank == 0 else None
         (json_dir / f"dump_{world_rank}").write_bytes(_dump_fr_trace_json())
         (pickle_dir / f"dump_{world_rank}").write_bytes(_dump_fr_trace())
