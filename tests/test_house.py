@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "workbench"
 
 # A room may import itself and the rooms before it. SEE (diagnose, views) reads KNOW alone; doors read everything.
-KNOW = ["errors", "documents", "settings", "version", "ranks", "fabric", "ops", "trace", "plan"]
+KNOW = ["errors", "documents", "defects", "settings", "version", "ranks", "fabric", "ops", "trace", "plan"]
 DO = ["backends", "runtime", "rehearse", "observe", "measure", "launch", "models"]
 SEE = ["diagnose", "views"]
 DOORS = ["demo", "doctor", "why", "explorer", "notebooks", "cli", "magics", "__main__", "__init__"]

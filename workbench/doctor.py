@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.backends import build, segments
+from workbench.defects import FLASHINFER, NCCL, known_defects
 from workbench.launch import find_survivors, stop_survivors
 
 SMALL_SHM_BYTES = 256 << 20
@@ -40,6 +42,7 @@ def examine() -> tuple[Row, ...]:
         _package("ipyparallel"),
         _package("jupyterlab"),
         _flashinfer(),
+        *_known_defects(),
         _compiler(),
         _shared_memory(),
         _segments(),
@@ -91,10 +94,32 @@ def _package(name: str) -> Row:
 
 
 def _flashinfer() -> Row:
-    try:
-        return Row("flashinfer", importlib.metadata.version("flashinfer-python"))
-    except importlib.metadata.PackageNotFoundError:
-        return Row("flashinfer", "not installed (optional, for GPUs)", "pip install 'fusion-workbench[gpu]'")
+    version = installed_versions().get(FLASHINFER)
+    if version:
+        return Row("flashinfer", version)
+    return Row("flashinfer", "not installed (optional, for GPUs)", "pip install 'fusion-workbench[gpu]'")
+
+
+def _known_defects() -> tuple[Row, ...]:
+    """One row for each defect of what is installed; a version that is refused for one needs a hand."""
+    return tuple(
+        Row(f"defect of {package} {version}", f"{d.id}: {d.symptom} ({d.source})", d.do, needs_hand=d.refused)
+        for package, version in installed_versions().items()
+        for d in known_defects(package, version)
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of FlashInfer and NCCL that this process would use, of those that are there. Local."""
+    import torch.cuda.nccl
+    import torch.distributed as dist
+
+    found = {}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found[FLASHINFER] = importlib.metadata.version(FLASHINFER)
+    if dist.is_nccl_available():
+        found[NCCL] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
 
 
 def _compiler() -> Row:
