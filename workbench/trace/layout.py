@@ -22,7 +22,7 @@ PREFIX = struct.Struct(
 
 WORD_TABLE_USED, WORD_TABLE_LOST, WORD_CLOSED_NS, WORD_SLOTS = 0, 1, 2, 8  # slot 0: events of no group
 
-RECORD = struct.Struct("<QqqBBH44sQ")  # number + 1, time_ns, sequence, phase, flags, spare, what, number + 1
+RECORD = struct.Struct("<QqqBBH44sQ")  # number + 1, time_ns, sequence, phase, flags, remark, what, number + 1
 WHAT = struct.Struct(
     "<IIIIIIIIiii"
 )  # ids of group, op, shape, dtype, path, reduce_op, stride_class, site; root x2, peer
@@ -33,6 +33,7 @@ PHASE_TEXT = 4
 FLAG_CAPTURE, FLAG_ERROR, FLAG_TEXT, FLAG_LAST_PART = 1, 2, 4, 8
 
 ID_NONE, ID_LOST, ID_FIRST = 0, 1, 2  # an id that was lost had no room in the table
+MAX_REMARK_ID = (1 << 16) - 1
 NO_RANK = -(1 << 31)
 
 TEXT_BYTES = 44

@@ -214,13 +214,14 @@ class _Table:
 
     def event(self, world_rank: int, number: int, record: _Record, text: str) -> Event:
         """Raises TraceError for a record whose ids or phase are not those of a recorder."""
-        time_ns, sequence, phase, flags, _, what = record
+        time_ns, sequence, phase, flags, remark_id, what = record
         if phase not in _PHASES:
             raise TraceError(f"record {number} has phase {phase}")
         fields = self._known.get(what)
         if fields is None:
             fields = self._known[what] = self._fields(what)
         is_error = flags & at.FLAG_ERROR
+        remark = self._get(remark_id, str) or ""
         return Event(
             time_ns=time_ns,
             world_rank=world_rank,
@@ -228,7 +229,7 @@ class _Table:
             ordinal=number,
             sequence=sequence,
             capture=bool(flags & at.FLAG_CAPTURE),
-            note="" if is_error else text,
+            note=remark if is_error or not text else f"{remark}; {text}" if remark else text,
             error=text if is_error else "",
             **fields,
         )

@@ -25,13 +25,13 @@ from typing import Any
 from workbench.errors import ArgumentError
 from workbench.ranks import GroupKey
 from workbench.trace import layout as at
-from workbench.trace.event import GroupInfo
+from workbench.trace.event import CallSite, GroupInfo
 from workbench.version import VERSION
 
 SIZE_BYTES = 8 << 20
 """Default size of a rank's file: about 39,000 calls, begin and end."""
 
-Token = tuple[bytes, int, int]
+Token = tuple[bytes, int, int, int]
 """What begin gives and end takes."""
 
 
@@ -61,13 +61,14 @@ class Recorder:
         *,
         size_bytes: int = SIZE_BYTES,
         attempt: int | None = None,
+        first_attempt: int = 0,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> Recorder:
         """A recorder that writes into `directory`, which is made (mode 0700) if it is not there.
 
         `attempt` is the restart the process belongs to, equal on all ranks (torchrun counts them); without it, the
-        first number this rank has no file for. Local.
+        first number from `first_attempt` on that this rank has no file for. Local.
         Raises: ArgumentError for a size or rank that cannot be; FileExistsError if `attempt` has a file; OSError.
         """
         if not at.MIN_FILE_BYTES <= size_bytes <= at.MAX_FILE_BYTES:
@@ -84,7 +85,7 @@ class Recorder:
                 f"trace directory {folder} belongs to uid {info.st_uid} with mode {info.st_mode & 0o7777:o}; it must "
                 f"be yours and writable by nobody else"
             )
-        path, fd, attempt = _create(folder, world_rank, attempt)
+        path, fd, attempt = _create(folder, world_rank, attempt, first_attempt)
         try:
             meta = _meta(world_rank, attempt, monotonic_ns(), wall_ns())
             return cls(path, world_rank, _File(fd, meta, size_bytes, monotonic_ns))
@@ -127,13 +128,30 @@ class Recorder:
         if self._file is not None:
             self._file.add({"declared": str(document)})
 
-    def instant(self, op: str, *, note: str = "", error: str = "") -> None:
-        """Record something that belongs to no group."""
-        self._lane.instant(op, note=note, error=error)
+    def instant(
+        self, op: str, *, note: str = "", error: str = "", remark: str = "", site: CallSite | None = None
+    ) -> None:
+        """Record something that belongs to no group, at `site` (default: the caller's line)."""
+        self._lane.instant(op, note=note, error=error, remark=remark, site=site)
 
-    def begin(self, op: str, *, path: str | None = None, note: str = "") -> Token | None:
+    def begin(self, op: str, *, path: str | None = None, note: str = "", remark: str = "") -> Token | None:
         """Record the start of something that belongs to no group, such as a wait for a store key."""
-        return self._lane.begin(op, path=path, note=note)
+        return self._lane.begin(op, path=path, note=note, remark=remark)
+
+    @contextlib.contextmanager
+    def at(self, time_ns: int) -> Iterator[None]:
+        """Inside the block, record with this time instead: for what happened before the rank was known.
+
+        Units: nanoseconds of the recorder's monotonic clock. For one thread only.
+        """
+        if self._file is None:
+            yield
+            return
+        clock, self._file.clock = self._file.clock, lambda: time_ns
+        try:
+            yield
+        finally:
+            self._file.clock = clock
 
     def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
         """Record the end of what `begin` started."""
@@ -172,7 +190,7 @@ class Lane:
         self._file = file
         self._group_id = group_id
         self._word = at.WORD_SLOTS + slot
-        self._known: dict[Any, tuple[bytes, object]] = {}
+        self._known: dict[Any, tuple[bytes, int, object]] = {}
         self._events = count(1)
         self._calls = count(1)
         self._latest = 0
@@ -192,11 +210,13 @@ class Lane:
         stride_class: str | None = None,
         capture: bool = False,
         note: str = "",
+        remark: str = "",
     ) -> Token | None:
         """Record that this rank enters a call, and give what `end` needs.
 
         One root number is enough: the other follows from the group. Give both to record what a program passed.
         A call with `peer_world_rank` (send, recv) is counted per operation and peer, and not in the group's sequence.
+        `remark` opens the note of both events; it is for words that many calls share, and costs nothing a call.
         Shapes: `shape` and `dtype` are the input tensor's; stride_class() gives `stride_class`.
         """
         file = self._file
@@ -207,48 +227,57 @@ class Lane:
             frame = frame.f_back
         key = (
             *(op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer_world_rank, stride_class),
-            *((id(frame.f_code), frame.f_lasti) if frame is not None else ()),
+            *((remark, id(frame.f_code), frame.f_lasti) if frame is not None else (remark,)),
         )
         try:
-            what = self._known[key][0]
+            what, remark_id, _ = self._known[key]
         except (KeyError, TypeError):
-            what = self._describe(key, frame)
+            what, remark_id = self._describe(key, frame)
         if peer_world_rank is None:
             sequence = self._latest = next(self._calls)
         else:
             sequence = next(self._peer_calls.setdefault((op, peer_world_rank), count(1)))
         flags = at.FLAG_CAPTURE if capture else 0
-        file.write(self._word, next(self._events), sequence, 1, flags, what, note)
-        return what, sequence, flags
+        file.write(self._word, next(self._events), sequence, 1, flags, what, note, remark_id)
+        return what, sequence, flags, remark_id
 
     def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
         """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
         file = self._file
         if file is None or token is None or not file.live:
             return
-        what, sequence, flags = token
+        what, sequence, flags, remark_id = token
         if error:
             flags |= at.FLAG_ERROR
-        file.write(self._word, next(self._events), sequence, 2, flags, what, error or note)
+        file.write(self._word, next(self._events), sequence, 2, flags, what, error or note, remark_id)
 
-    def instant(self, op: str, *, path: str | None = None, note: str = "", error: str = "") -> None:
+    def instant(
+        self,
+        op: str,
+        *,
+        path: str | None = None,
+        note: str = "",
+        error: str = "",
+        remark: str = "",
+        site: CallSite | None = None,
+    ) -> None:
         """Record something that has no length: a plan, a fallback, a state change."""
         file = self._file
         if file is None or not file.live:
             return
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = None if site is not None else sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
             frame = frame.f_back
         key = (
             *(op, None, None, path, None, None, None, None, None),
-            *((id(frame.f_code), frame.f_lasti) if frame is not None else ()),
+            *((remark, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, site)),
         )
         try:
-            what = self._known[key][0]
+            what, remark_id, _ = self._known[key]
         except (KeyError, TypeError):
-            what = self._describe(key, frame)
+            what, remark_id = self._describe(key, frame, site)
         flags = at.FLAG_ERROR if error else 0
-        file.write(self._word, next(self._events), self._latest, 3, flags, what, error or note)
+        file.write(self._word, next(self._events), self._latest, 3, flags, what, error or note, remark_id)
 
     @contextlib.contextmanager
     def span(self, op: str, **fields: Any) -> Iterator[None]:
@@ -261,10 +290,12 @@ class Lane:
             raise
         self.end(token)
 
-    def _describe(self, key: tuple[Any, ...], frame: FrameType | None) -> bytes:
+    def _describe(
+        self, key: tuple[Any, ...], frame: FrameType | None, where: CallSite | None = None
+    ) -> tuple[bytes, int]:
         """The part of a record that repeats from call to call. The code object is kept so that its id stays taken."""
         assert self._file is not None
-        op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides = key[:9]
+        op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides, remark = key[:10]
         if self.info is not None and root_world_rank is None and root_group_rank is not None:
             root_world_rank = _at(self.info.world_ranks, root_group_rank)
         elif self.info is not None and root_group_rank is None and root_world_rank in self.info.world_ranks:
@@ -272,17 +303,22 @@ class Lane:
         site = None
         if frame is not None:
             site = {"site": [frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno]}
+        elif where is not None:
+            site = {"site": [where.function, where.file, where.line]}
         add = self._file.add
         what = at.WHAT.pack(
             *(self._group_id, add(str(op)), add(None if shape is None else [_number(n) for n in shape])),
             *(add(_text(dtype)), add(_text(path)), add(_text(reduce_op)), add(_text(strides)), add(site)),
             *(_rank(root_group_rank), _rank(root_world_rank), _rank(peer)),
         )
+        remark_id = add(str(remark)) if remark else 0
+        if remark_id > at.MAX_REMARK_ID:
+            remark_id = at.ID_LOST
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         with contextlib.suppress(TypeError):  # a list for a shape: described afresh each time
-            self._known[key] = (what, None if frame is None else frame.f_code)
-        return what
+            self._known[key] = (what, remark_id, None if frame is None else frame.f_code)
+        return what, remark_id
 
 
 class _File:
@@ -294,7 +330,7 @@ class _File:
         os.posix_fallocate(fd, 0, size_bytes)
         self._map = mmap.mmap(fd, size_bytes)
         self._words: memoryview[int] = memoryview(self._map)[self.layout.words_at : self.layout.table_at].cast("Q")
-        self._clock = clock
+        self.clock = clock
         self._places, self._ring_at = self.layout.places, self.layout.ring_at
         self._numbers = count()
         self._ids: dict[str, int] = {}
@@ -305,7 +341,9 @@ class _File:
         self._write_header(meta)
         _OPEN.add(self)
 
-    def write(self, word: int, events: int, sequence: int, phase: int, flags: int, what: bytes, text: str) -> None:
+    def write(
+        self, word: int, events: int, sequence: int, phase: int, flags: int, what: bytes, text: str, remark: int = 0
+    ) -> None:
         """One record, and the note or error behind it."""
         number = next(self._numbers)
         if text:
@@ -313,7 +351,7 @@ class _File:
         mark = number + 1
         place = self._ring_at + number % self._places * 80
         try:
-            _pack_into(self._map, place, mark, self._clock(), sequence, phase, flags, 0, what, mark)
+            _pack_into(self._map, place, mark, self.clock(), sequence, phase, flags, remark, what, mark)
             self._words[word] = events
             if text:
                 self._write_text(number, text)
@@ -343,7 +381,7 @@ class _File:
     def close(self) -> None:
         if self.live:
             self.live = False
-            self._words[at.WORD_CLOSED_NS] = self._clock()
+            self._words[at.WORD_CLOSED_NS] = self.clock()
         self.drop()
 
     def drop(self) -> None:
@@ -420,9 +458,9 @@ def _inner_files() -> tuple[str, ...]:
     return (*(folder + os.sep for folder in folders), contextlib.__file__, "<frozen ")
 
 
-def _create(folder: Path, world_rank: int, attempt: int | None) -> tuple[Path, int, int]:
+def _create(folder: Path, world_rank: int, attempt: int | None, first: int) -> tuple[Path, int, int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    for number in count() if attempt is None else (attempt,):
+    for number in count(first) if attempt is None else (attempt,):
         path = folder / f"rank-{world_rank:05d}{f'.{number}' if number else ''}.wbtrace"
         try:
             return path, os.open(path, flags, 0o600), number
