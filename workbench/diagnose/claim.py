@@ -1,0 +1,30 @@
+"""Claim: what a rule says before the rules are heard together. Only its finding leaves the room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from workbench.diagnose.finding import Finding
+from workbench.diagnose.scene import Scene
+
+
+class Weight(IntEnum):
+    """How near to the first cause a claim can be, whatever its time."""
+
+    CAUSE = 0
+    REMARK = 1  # would be a cause, were nothing else found
+    SYMPTOM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A finding, and when the fault was made. Units: ns on the trace's clock."""
+
+    finding: Finding
+    time_ns: int
+    weight: Weight = Weight.CAUSE
+
+
+Rule = Callable[[Scene], Iterator[Claim]]

@@ -1,0 +1,164 @@
+"""Members of a group come to one call with different things: another op, root, reduce op, shape, dtype or layout.
+
+Example: world rank 0 all-reduces float32[4] where world ranks 1-3 all-reduce float32[6], in call #7 of tp[0,1,2,3].
+Claim: the members outside the largest party are at fault; without a largest party all of them are.
+Only the first such call of a group is told: after it the members no longer agree on anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from workbench.diagnose.claim import Claim
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
+from workbench.diagnose.words import call_words, evidence_of, parties_words
+from workbench.trace import Event
+
+EQUAL_SHAPES = frozenset(
+    {
+        *("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter"),
+        *("reduce_scatter_tensor", "gather", "scatter", "all_reduce_add_rms_norm"),
+    }
+)
+"""Collectives whose input has one shape on all members. The parts of an all-to-all may differ."""
+
+EQUAL_DTYPES = EQUAL_SHAPES | {"all_to_all", "all_to_all_single"}
+
+WRITES_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
+"""Collectives that write a dense block at the start of the tensor they are given, whatever its strides (gloo)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One thing on which members must agree."""
+
+    code: str
+    kind: Kind
+    name: str
+    said: Callable[[Event], object | None]
+    fix: str
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    for meetings in scene.meetings.values():
+        for meeting in meetings:
+            claim = _disagreement(meeting) or _gaps(meeting)
+            if claim is not None:
+                yield claim
+                break
+
+
+def _disagreement(meeting: Meeting) -> Claim | None:
+    events = {rank: call.event for rank, call in meeting.came.items()}
+    for field in _FIELDS:
+        said = {rank: field.said(event) for rank, event in events.items()}
+        known = {rank: what for rank, what in said.items() if what is not None}
+        if len(set(known.values())) > 1:
+            return _claim(meeting, field, known)
+    return None
+
+
+def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim:
+    found = parties(said)
+    lines = {f"{what} ({call_words(meeting.came[ranks[0]].event)})": ranks for what, ranks in found}
+    errors = {c.end.error: None for c in meeting.came.values() if c.end is not None and c.end.error}
+    told = f" It raised {'; '.join(errors)}." if errors else " No call raised." if _all_left(meeting) else ""
+    finding = Finding(
+        code=field.code,
+        kind=field.kind,
+        ranks=at_fault(said),
+        group=meeting.group,
+        message=f"call #{meeting.sequence} of {meeting.group}: {field.name} differs: {parties_words(lines)}.{told}",
+        evidence=evidence_of(meeting.came[r] for _, ranks in found for r in ranks[:2]),
+        certainty=Certainty.IS,
+        fix=field.fix,
+    )
+    return Claim(finding, meeting.first.event.time_ns)
+
+
+def _gaps(meeting: Meeting) -> Claim | None:
+    """A tensor with gaps, given to a collective that writes a dense block."""
+    gaps = {
+        rank: call
+        for rank, call in meeting.came.items()
+        if call.event.stride_class == "strided" and call.event.op in WRITES_IN_PLACE
+    }
+    if not gaps:
+        return None
+    first = next(iter(gaps.values())).event
+    finding = Finding(
+        code="call.gaps",
+        kind=Kind.LAYOUT_MISMATCH,
+        ranks=tuple(sorted(gaps)),
+        group=meeting.group,
+        message=f"{call_words(first)} on {meeting.group}: the tensor of shape {list(first.shape or ())} has gaps "
+        f"between its elements; the collective writes one dense block, over memory that is not the tensor's.",
+        evidence=evidence_of(gaps.values()),
+        fix="pass a contiguous tensor, and copy the result back into the view",
+    )
+    return Claim(finding, meeting.first.event.time_ns)
+
+
+def _all_left(meeting: Meeting) -> bool:
+    return not meeting.absent and all(c.end is not None for c in meeting.came.values())
+
+
+def _shape(event: Event) -> object | None:
+    return None if event.shape is None or event.op not in EQUAL_SHAPES else list_words(event.shape)
+
+
+def list_words(shape: tuple[int, ...]) -> str:
+    """'[4, 6]'."""
+    return str(list(shape))
+
+
+def _layout(event: Event) -> object | None:
+    return event.stride_class if event.op in EQUAL_SHAPES and event.stride_class != "strided" else None
+
+
+_FIELDS = (
+    _Field(
+        "call.op",
+        Kind.OP_MISMATCH,
+        "the operation",
+        lambda e: e.op,
+        "make every member issue the same collectives in the same order on this group",
+    ),
+    _Field(
+        "call.root",
+        Kind.ROOT_MISMATCH,
+        "the root",
+        lambda e: None if e.root_world_rank is None else f"world rank {e.root_world_rank}",
+        "compute src or dst from what all members know alike, such as group_src=0",
+    ),
+    _Field(
+        "call.reduce-op",
+        Kind.REDUCE_OP_MISMATCH,
+        "the reduce op",
+        lambda e: e.reduce_op,
+        "pass the same op= on every member",
+    ),
+    _Field(
+        "call.shape",
+        Kind.SHAPE_MISMATCH,
+        "the shape",
+        _shape,
+        "agree on the shape first: pad to the largest, or exchange the sizes",
+    ),
+    _Field(
+        "call.dtype",
+        Kind.DTYPE_MISMATCH,
+        "the dtype",
+        lambda e: e.dtype if e.op in EQUAL_DTYPES else None,
+        "cast to one dtype before the call on every member",
+    ),
+    _Field(
+        "call.layout",
+        Kind.LAYOUT_MISMATCH,
+        "the order of dimensions in memory",
+        _layout,
+        "pass x.contiguous() on every member, and use what it holds afterwards",
+    ),
+)

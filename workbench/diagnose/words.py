@@ -1,0 +1,41 @@
+"""The words of findings: names of ranks, calls and call sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from workbench.trace import Event, RankCall
+
+
+def ranks_words(world_ranks: Iterable[int]) -> str:
+    """'world rank 2', 'world ranks 0,2' or 'world ranks 0-3,5'; 'nobody' for none."""
+    ordered = sorted(set(world_ranks))
+    if not ordered:
+        return "nobody"
+    runs: list[list[int]] = []
+    for r in ordered:
+        if runs and r == runs[-1][-1] + 1:
+            runs[-1].append(r)
+        else:
+            runs.append([r])
+    text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+    return f"world rank{'s' if len(ordered) > 1 else ''} {text}"
+
+
+def call_words(event: Event) -> str:
+    """The call as the program wrote it, and where: 'all_reduce in step (train.py:12)'."""
+    return event.op if event.site is None else f"{event.op} in {event.site}"
+
+
+def parties_words(parties: Mapping[str, Sequence[int]]) -> str:
+    """'4 on world rank 0, 6 on world ranks 1-3', from what each party said to the ranks that said it."""
+    return ", ".join(f"{said} on {ranks_words(ranks)}" for said, ranks in parties.items())
+
+
+def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:
+    """One line a call: its begin, and how it ended."""
+    lines = []
+    for call in calls:
+        ended = "never ended" if call.end is None else f"raised {call.end.error}" if call.end.error else "returned"
+        lines.append(f"{call.event}: {ended}")
+    return (*lines[:most], f"and {len(lines) - most} more") if len(lines) > most else tuple(lines)
