@@ -13,7 +13,15 @@ from workbench.plan.plan import (
     find_switch,
     fingerprint,
 )
-from workbench.plan.tables import Table, parse_table, path_order, shipped_tables, show_bytes
+from workbench.plan.tables import (
+    Algorithm,
+    Table,
+    parse_table,
+    path_order,
+    read_table,
+    shipped_tables,
+    show_bytes,
+)
 from workbench.plan.upstream import (
     UPSTREAM_SYSTEMS,
     RetiredVariable,
@@ -32,6 +40,7 @@ __all__ = [
     "FUSED",
     "OWN",
     "UPSTREAM_SYSTEMS",
+    "Algorithm",
     "Ask",
     "Candidate",
     "Plan",
@@ -51,6 +60,7 @@ __all__ = [
     "listed_models",
     "parse_table",
     "path_order",
+    "read_table",
     "shipped_tables",
     "show_bytes",
     "upstream_rules",

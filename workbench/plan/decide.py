@@ -182,7 +182,7 @@ def _size_up(fabric: Fabric, ask: Ask, table: Table, entry: Entry, mode: Mode, l
     where = f"{table.name}/ws{ws} {mode.value}"
     if not rows:
         return f"{where} has no rows"
-    limit = min(table.max_message_bytes, max(row.up_to_bytes for row in rows))
+    limit = min(entry.max_message_bytes, max(row.up_to_bytes for row in rows))
     if size > limit:
         return f"{show_bytes(size)} is above the {show_bytes(limit)} at which {where} ends"
     passed_over: tuple[tuple[str, str], ...] = ()
@@ -201,7 +201,7 @@ def _size_up(fabric: Fabric, ask: Ask, table: Table, entry: Entry, mode: Mode, l
             reason=f"{show_bytes(size)} a rank is in row {i + 1} of {where}, {blocks} blocks; {links}",
             limit_bytes=limit,
             workspace_bytes=_workspace_bytes(rows, mode, size, ws, blocks),
-            standing=table.standing,
+            standing=row.standing or table.standing,
             passed_over=passed_over,
         )
     return f"no row of {where} serves {show_bytes(size)}"

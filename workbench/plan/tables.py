@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 
-from workbench.documents import Document, parse_document
+from workbench.documents import Document, parse_document, read_document
 from workbench.plan.blocks import count_blocks
 from workbench.plan.plan import Standing
 
@@ -54,14 +55,21 @@ class Row:
     algorithm: Algorithm
     from_bytes: int
     up_to_bytes: int
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a table says of one world size: rows by mode, in the order they are tried, and blocks by algorithm."""
+    """What a table says of one world size: rows by mode, in the order they are tried, and blocks by algorithm.
+
+    A row has the table's standing unless it says its own; `provenance` is then where such rows come from, else empty.
+    max_message_bytes: the table's, unless the entry says its own.
+    """
 
     rows: Mapping[Mode, tuple[Row, ...]]
     blocks: Mapping[Algorithm, str]
+    max_message_bytes: int
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def count_blocks(self, algorithm: Algorithm, *, sms: int, ws: int) -> int:
         return count_blocks(self.blocks[algorithm], sms=sms, ws=ws)
@@ -71,8 +79,9 @@ class Entry:
 class Table:
     """One table file. `arches` are the architectures it speaks for; `absent` gives a reason for each size without key.
 
-    max_message_bytes: above it the path does not go, whatever the rows say; it bounds the workspace.
-    standing: MEASURED if the rows were timed on such a machine by this package, DEFAULT if they come from elsewhere.
+    max_message_bytes: above it the path does not go, whatever the rows say; it bounds the workspace. An entry may say
+    its own.   standing: MEASURED if the rows were timed on such a machine by this package, DEFAULT if they come from
+    elsewhere; a row may say its own, with the provenance in its entry.
     """
 
     name: str
@@ -87,18 +96,17 @@ class Table:
 def parse_table(doc: Document) -> Table:
     """The table in a document. Raises ArgumentError naming the field, or a size neither key nor absent."""
     doc.take_whole("schema", 1, 1)
-    origin = doc.take_child("provenance")
-    provenance = {name: origin.take_text(name) for name in _PROVENANCE}
-    origin.end()
+    provenance = _provenance(doc)
+    most = _size(doc, "max_message")
     entries = doc.take_child("world_sizes")
     absent = doc.take_child("absent")
     table = Table(
         name=doc.take_text("table", at_most=64),
         arches=doc.take_texts("arches", at_most=8),
         standing=doc.take_choice("standing", Standing),
-        provenance=MappingProxyType(provenance),
-        max_message_bytes=_size(doc, "max_message"),
-        entries=MappingProxyType({int(ws): _entry(entries.take_child(ws)) for ws in _world_sizes(entries)}),
+        provenance=provenance,
+        max_message_bytes=most,
+        entries=MappingProxyType({int(ws): _entry(entries.take_child(ws), most) for ws in _world_sizes(entries)}),
         absent=MappingProxyType({int(ws): absent.take_text(ws) for ws in _world_sizes(absent)}),
     )
     if table.standing is Standing.UNSUPPORTED:
@@ -108,6 +116,11 @@ def parse_table(doc: Document) -> Table:
             doc.refuse(f"world size {ws} must be a key of world_sizes, or of absent with its reason, and not both")
     doc.end()
     return table
+
+
+def read_table(path: str | Path) -> Table:
+    """The table in a file, such as `workbench tune` writes. Raises ArgumentError as parse_table."""
+    return parse_table(read_document(path))
 
 
 @cache
@@ -148,27 +161,43 @@ def _world_sizes(doc: Document) -> tuple[str, ...]:
     return doc.names()
 
 
-def _entry(doc: Document) -> Entry:
+def _provenance(doc: Document) -> Mapping[str, str]:
+    origin = doc.take_child("provenance")
+    provenance = {name: origin.take_text(name) for name in _PROVENANCE}
+    origin.end()
+    return MappingProxyType(provenance)
+
+
+def _entry(doc: Document, max_message_bytes: int) -> Entry:
     rows = {mode: tuple(_row(row) for row in doc.take_children(mode.value)) for mode in Mode}
     by_algorithm = doc.take_child("blocks")
     blocks = {Algorithm(a): by_algorithm.take_text(a) for a in (a.value for a in Algorithm) if by_algorithm.has(a)}
     by_algorithm.end()
+    most = _size(doc, "max_message") if doc.has("max_message") else max_message_bytes
+    provenance: Mapping[str, str] = _provenance(doc) if doc.has("provenance") else MappingProxyType({})
     doc.end()
     for row in (row for mode_rows in rows.values() for row in mode_rows):
+        if row.standing is not None and not provenance:
+            doc.refuse(f"provenance is missing, and must say where a row that is {row.standing.value} comes from")
         if row.algorithm not in blocks:
             doc.refuse(f"blocks has no {row.algorithm.value}, which a row uses")
     for expression in blocks.values():
         count_blocks(expression, sms=132, ws=8)
-    return Entry(MappingProxyType(rows), MappingProxyType(blocks))
+    return Entry(MappingProxyType(rows), MappingProxyType(blocks), most, provenance)
 
 
 def _row(doc: Document) -> Row:
     row = Row(
-        doc.take_choice("algorithm", Algorithm), _size(doc, "from") if doc.has("from") else 0, _size(doc, "up_to")
+        doc.take_choice("algorithm", Algorithm),
+        _size(doc, "from") if doc.has("from") else 0,
+        _size(doc, "up_to"),
+        doc.take_choice("standing", Standing) if doc.has("standing") else None,
     )
     doc.end()
     if row.from_bytes > row.up_to_bytes:
         doc.refuse("from is above up_to")
+    if row.standing is Standing.UNSUPPORTED:
+        doc.refuse("standing is default or measured; an unsupported size is an absence")
     return row
 
 

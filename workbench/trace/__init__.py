@@ -2,6 +2,16 @@
 
 from workbench.trace.calls import RankCall, pair_calls
 from workbench.trace.chrome import to_chrome
+from workbench.trace.comparison import (
+    Column,
+    Comparison,
+    Role,
+    Row,
+    Scenario,
+    Spread,
+    parse_comparison,
+    read_comparison,
+)
 from workbench.trace.event import CallSite, Event, GroupInfo, Phase, TraceError, stride_class
 from workbench.trace.flight_recorder import (
     from_flight_recorder,
@@ -22,6 +32,8 @@ __all__ = [
     "Call",
     "CallSite",
     "CaptureTimeline",
+    "Column",
+    "Comparison",
     "Drops",
     "Event",
     "GroupInfo",
@@ -33,8 +45,12 @@ __all__ = [
     "RankCall",
     "RankTrace",
     "Recorder",
+    "Role",
+    "Row",
     "Sample",
+    "Scenario",
     "Span",
+    "Spread",
     "Stage",
     "Token",
     "Trace",
@@ -46,6 +62,8 @@ __all__ = [
     "from_jsonl",
     "load_dump",
     "pair_calls",
+    "parse_comparison",
+    "read_comparison",
     "read_directory",
     "read_flight_recorder",
     "read_progress",

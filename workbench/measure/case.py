@@ -1,0 +1,151 @@
+"""Case: one way to do the work, on tensors of its own; and the check that comes before any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.measure.timing import Meeting, synchronize
+from workbench.ops import add_rms_norm
+from workbench.trace import Role
+
+EPS = 1e-6
+
+
+class Gives(Enum):
+    """What a case's call gives back: (norm, sum + residual), (None, sum over the ranks), (norm, own x + residual), or
+    nothing to look at."""
+
+    FUSED = "fused"
+    SUM = "sum"
+    NORM = "norm"
+    NOTHING = "nothing"
+
+
+class CaseFailedError(WorkbenchError, RuntimeError):
+    """A step of one case failed on some rank; raised alike on every rank, so the others can go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way. call() works on x and residual, which it may overwrite, so both are loaded anew before each round.
+
+    eager: may run outside a graph.   after_capture: must run on every rank between a capture and its first replay.
+    """
+
+    name: str
+    label: str
+    role: Role
+    gives: Gives
+    x: torch.Tensor
+    residual: torch.Tensor
+    call: Callable[[], tuple[torch.Tensor | None, torch.Tensor | None]]
+    eager: bool = True
+    after_capture: Callable[[], object] | None = None
+
+    def load(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        self.x.copy_(x)
+        self.residual.copy_(residual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What every case is given: x of this rank, and what all ranks share."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Which ranks do what: sizes, device and this rank's place."""
+
+    rank: int
+    ranks: int
+    hidden: int
+    dtype: torch.dtype
+    device: str
+
+    def random(self, tokens: int) -> Inputs:
+        """Normal values; x differs from rank to rank. Never zeros: they run faster than data does."""
+        shape = (tokens, self.hidden)
+        return Inputs(
+            x=self._draw(shape, 1 + self.rank),
+            residual=self._draw(shape, 1000),
+            weight=self._draw((self.hidden,), 1001),
+        )
+
+    def _draw(self, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        return torch.randn(shape, device=self.device, generator=generator).to(self.dtype)
+
+    def whole_numbers(self, tokens: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Every rank's x and the residual, from -8 to 8: any sum of up to 16 ranks is exact in each dtype."""
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        shape = (tokens, self.hidden)
+        drawn = [
+            torch.randint(-8, 9, shape, device=self.device, generator=generator).to(self.dtype)
+            for _ in range(self.ranks + 1)
+        ]
+        return drawn[:-1], drawn[-1]
+
+
+def together(meeting: Meeting, what: str, step: Callable[[], Any]) -> Any:
+    """step() on every rank, then wait for the device and for all. Raises CaseFailedError everywhere if it failed
+    anywhere."""
+    result, problem = None, ""
+    try:
+        result = step()
+        synchronize(meeting.device)
+    except Exception as e:  # whatever another system's kernel raises is that column's story, not the end of the run
+        problem = f"{type(e).__name__}: {' '.join(str(e).split())}"[:300]
+    failed = [f"world rank {r}: {told}" for r, told in enumerate(meeting.gather(problem)) if told]
+    if failed:
+        raise CaseFailedError(f"{what}: {'; '.join(failed)}"[:1000])
+    return result
+
+
+def check_case(
+    meeting: Meeting, work: Work, case: Case, weight: torch.Tensor, run: Callable[[], Any], seed: int
+) -> str:
+    """What is wrong with run(), which does case's work once, on whole numbers; "" if nothing is.
+
+    The sum, and sum + residual, must be exact. The norm must lie within one unit of the last place of fp32 arithmetic,
+    as ||norm - wanted|| / ||wanted||. Collective: the same on every rank.
+    """
+    tokens = case.x.shape[0]
+    parts, residual = work.whole_numbers(tokens, seed)
+    case.load(parts[work.rank], residual)
+    meeting.meet()
+    norm, total = together(meeting, "a checked call", run)
+    problem = ""
+    if case.gives is Gives.SUM:
+        problem = _differs("sum", total, torch.stack([p.float() for p in parts]).sum(0))
+    elif case.gives is not Gives.NOTHING:
+        owed = parts if case.gives is Gives.FUSED else [parts[work.rank]]
+        wanted = add_rms_norm(
+            torch.stack([p.float() for p in owed]).sum(0), residual.float(), weight.float(), eps=EPS, weight_bias=0.0
+        )
+        problem = _differs("sum + residual", total, wanted.residual)
+        error = float((norm.float() - wanted.norm).norm() / wanted.norm.norm())
+        limit = max(torch.finfo(work.dtype).eps, 4e-6)
+        if not problem and not error <= limit:
+            problem = f"norm off by {error:.2g}, allowed {limit:.2g}"
+    told = meeting.gather(problem)
+    return next((f"world rank {r}: {what}" for r, what in enumerate(told) if what), "")
+
+
+def _differs(what: str, got: torch.Tensor, wanted: torch.Tensor) -> str:
+    count = int((got.float() != wanted).sum())
+    return f"{what}: {count} of {wanted.numel()} elements differ" if count else ""
+
+
+def again(case: Case) -> Case:
+    """The same case under another name: the gap between the two is the noise."""
+    return replace(case, name=f"{case.name} again", label=f"{case.label} again", role=Role.AGAIN)

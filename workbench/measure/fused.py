@@ -1,0 +1,340 @@
+"""The comparison itself, on every rank: set up all ways, check each, then time them in turns; a row a token count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.errors import WorkbenchError
+from workbench.measure.about import describe_device, describe_run
+from workbench.measure.case import EPS, Case, CaseFailedError, Gives, Inputs, Work, again, check_case, together
+from workbench.measure.chain import ALONE, Gemms
+from workbench.measure.kit import PARTS, Kit
+from workbench.measure.library import LibraryWays
+from workbench.measure.roofline import simulate_us
+from workbench.measure.spec import FusedSpec
+from workbench.measure.timing import (
+    Round,
+    SessionMeeting,
+    from_last_arrival,
+    host_round,
+    skewed_host_round,
+    time_rounds,
+)
+from workbench.plan import CANDIDATES, Plan
+from workbench.ranks import GroupMap
+from workbench.runtime import Session
+from workbench.trace import Column, Comparison, Role, Row, Scenario, Spread
+
+KIND = "tp"
+_DELAY = "delay"
+
+
+def measure_fused(
+    spec: FusedSpec,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    save: Callable[[Comparison], None] = lambda _: None,
+) -> Comparison:
+    """Every way to all_reduce + add + RMSNorm that runs here, right first, then timed side by side.
+
+    Our own way is the one a Session takes. What gives a wrong result is named in its row and not timed; what cannot
+    run here is named with the reason.   save: called on every rank with what is known, after each number of tokens.
+    Collective: every rank of the default group, or of torchrun's job if there is no group yet; equal on each.
+    Raises: WorkbenchError, alike on every rank, if our own way cannot be set up; DeadlineError naming ranks.
+    """
+    with ExitStack() as stack:
+        bench = _Bench(spec, stack, say)
+        comparison = Comparison(
+            ranks=spec.ranks,
+            hidden=spec.hidden,
+            dtype=spec.dtype,
+            device=describe_device(spec.device),
+            about=describe_run(spec),
+        )
+        for tokens in spec.tokens:
+            rows = sorted((*comparison.rows, *bench.rows(tokens)), key=_place)
+            comparison = replace(comparison, rows=tuple(rows), finished=tokens == spec.tokens[-1])
+            save(comparison)
+    return comparison
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return list(Scenario).index(row.scenario), row.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A session that was prepared with one backend."""
+
+    name: str
+    session: Session
+    plan: Plan
+
+
+class _Bench:
+    """All ways, set up for the largest number of tokens."""
+
+    def __init__(self, spec: FusedSpec, stack: ExitStack, say: Callable[[str], None]) -> None:
+        self._spec, self._stack, self._say = spec, stack, say
+        self._left_out: dict[str, str] = {}
+        self._paths = [self._open(None)]
+        ours = self._paths[0]
+        self._meeting = SessionMeeting(ours.session, KIND)
+        self._work = Work(
+            rank=ours.session.world_rank,
+            ranks=spec.ranks,
+            hidden=spec.hidden,
+            dtype=getattr(torch, spec.dtype),
+            device=spec.device,
+        )
+        for name in CANDIDATES[spec.device]:
+            if name not in (ours.name, ours.name.partition(".")[0]):
+                self._try(name, partial(self._add_path, name))
+        self._others: list[LibraryWays | Kit] = []
+        group = ours.session.torch_group(KIND)
+        assert group is not None
+        most = max(spec.tokens)
+        self._try("library", lambda: self._others.append(LibraryWays(self._work, group, max_tokens=most)))
+        if spec.peers:
+            gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=spec.timeout_s))
+            for part in PARTS:
+                self._try(part, partial(self._add_kit, part, gloo))
+        say(f"ours is {ours.plan.choice}; {len(self._paths) + len(self._others) - 1} other sources of ways")
+
+    def rows(self, tokens: int) -> Iterator[Row]:
+        """A row for each scenario. Collective."""
+        inputs = self._work.random(tokens)
+        wrong: dict[str, str] = {}
+        left_out = dict(self._left_out)
+        right = [case for case in self._cases(inputs) if self._is_right(case, inputs, wrong, left_out)]
+        for scenario in self._spec.scenarios:
+            failed = dict(left_out)
+            times = self._time(scenario, right, inputs, failed)
+            row = self._row(scenario, inputs, right, times, wrong, failed)
+            self._say(_progress(row))
+            yield row
+
+    def _open(self, backend: str | None) -> _Path:
+        spec = self._spec
+        group_map = GroupMap.custom({KIND: [list(range(spec.ranks))]})
+        session = self._stack.enter_context(Session(group_map, device=spec.device, timeout_s=spec.timeout_s))
+        plan = session.prepare(
+            KIND,
+            hidden=spec.hidden,
+            dtype=getattr(torch, spec.dtype),
+            max_tokens=max(spec.tokens),
+            backend=backend,
+        )
+        return _Path(plan.choice, session, plan)
+
+    def _add_path(self, backend: str) -> None:
+        self._paths.append(self._open(backend))
+
+    def _add_kit(self, part: str, gloo: dist.ProcessGroup) -> None:
+        directory, most = Path(str(self._spec.peers)), max(self._spec.tokens)
+        self._others.append(Kit(directory, part, self._work, gloo, max_tokens=most))
+
+    def _try(self, name: str, set_up: Callable[[], object]) -> None:
+        """Set something up that is not there everywhere; a refusal is noted, and is the same on every rank."""
+        try:
+            together(self._meeting, f"set-up of {name}", set_up)
+        except CaseFailedError as e:
+            self._left_out[name] = str(e)
+            self._say(f"left out: {name}: {e}")
+
+    def _cases(self, inputs: Inputs) -> Iterator[Case]:
+        """Ours first and last, so that the noise between the two is that of the whole turn."""
+        ours = _session_case(self._paths[0], Role.OURS, inputs)
+        yield ours
+        for path in self._paths[1:]:
+            yield _session_case(path, Role.PEER, inputs)
+        for other in self._others:
+            yield from other.cases(inputs)
+        yield again(ours)
+        yield _session_sum(self._paths[0], ours)
+
+    def _is_right(self, case: Case, inputs: Inputs, wrong: dict[str, str], left_out: dict[str, str]) -> bool:
+        if case.gives is Gives.NOTHING or case.role is Role.AGAIN:
+            return True
+        try:
+            problem = self._check(case, inputs)
+        except CaseFailedError as e:
+            left_out[case.name] = str(e)
+            return False
+        if problem:
+            wrong[case.name] = problem
+            self._say(f"WRONG at {inputs.x.shape[0]} tokens: {case.name}: {problem}")
+        return not problem
+
+    def _check(self, case: Case, inputs: Inputs) -> str:
+        """Three eager calls on whole numbers that change, and on a GPU three replays of a graph of one call."""
+        runs: list[Callable[[], Any]] = [case.call] * 3 if case.eager else []
+        if self._spec.device == "cuda":
+            from workbench.measure.graphs import record
+
+            recorded = record(self._meeting, case, case.call, 1)
+
+            def replay() -> Any:
+                recorded.graph.replay()
+                return recorded.given
+
+            runs += [replay] * 3
+        for seed, run in enumerate(runs):
+            problem = check_case(self._meeting, self._work, case, inputs.weight, run, seed)
+            if problem:
+                return problem
+        return ""
+
+    def _time(
+        self, scenario: Scenario, cases: list[Case], inputs: Inputs, failed: dict[str, str]
+    ) -> dict[str, list[float]]:
+        if scenario is Scenario.GEMM:
+            gemms = Gemms.make(self._work, inputs.x.shape[0])
+            fused = [c for c in cases if c.gives is Gives.FUSED]
+            cases = [gemms.alone(inputs), *(gemms.chained(c) for c in fused)]
+        elif scenario is Scenario.SKEWED:
+            cases = [c for c in cases if c.gives in (Gives.FUSED, Gives.SUM)]
+        rounds = self._gpu_rounds if self._spec.device == "cuda" else self._host_rounds
+        merge = from_last_arrival if scenario is Scenario.SKEWED and self._spec.device == "cpu" else max
+        timed = rounds(scenario, cases, inputs, failed)
+        times = time_rounds(self._meeting, timed, num_rounds=self._spec.rounds, merge=merge)
+        delays = times.pop(_DELAY, None)
+        if delays is not None:
+            times = {n: [max(0.0, t - d) for t, d in zip(us, delays, strict=True)] for n, us in times.items()}
+        return times
+
+    def _host_rounds(
+        self, scenario: Scenario, cases: list[Case], inputs: Inputs, failed: dict[str, str]
+    ) -> dict[str, Round]:
+        late = self._work.rank == self._spec.ranks - 1
+        rounds: dict[str, Round] = {}
+        for case in cases:
+            variant = (_loader(case, inputs), case.call)
+            if scenario is Scenario.SKEWED:
+                delay_us = self._spec.delay_us if late else 0.0
+                rounds[case.name] = skewed_host_round(self._meeting, variant, calls=self._spec.calls, delay_us=delay_us)
+            else:
+                rounds[case.name] = host_round(self._meeting, variant, calls=self._spec.calls)
+        del failed  # what runs on the host was tried by the check
+        return rounds
+
+    def _gpu_rounds(
+        self, scenario: Scenario, cases: list[Case], inputs: Inputs, failed: dict[str, str]
+    ) -> dict[str, Round]:
+        """In the skewed scenario the last rank's graph waits before each call; the wait alone is timed too."""
+        from workbench.measure.graphs import cycles_of, graph_round, record, record_delay
+
+        late = self._work.rank == self._spec.ranks - 1 and scenario is Scenario.SKEWED
+        cycles = cycles_of(self._spec.delay_us) if late else 1
+        rounds: dict[str, Round] = {}
+        for case in cases:
+            load = _loader(case, inputs)
+            load()
+            call = _after_delay(case.call, cycles) if late else case.call
+            try:
+                rounds[case.name] = graph_round(
+                    self._meeting, record(self._meeting, case, call, self._spec.calls), load
+                )
+            except CaseFailedError as e:
+                failed[case.name] = str(e)
+        if scenario is Scenario.SKEWED:
+            rounds[_DELAY] = graph_round(self._meeting, record_delay(cycles, self._spec.calls), lambda: None)
+        return rounds
+
+    def _row(
+        self,
+        scenario: Scenario,
+        inputs: Inputs,
+        cases: list[Case],
+        times: dict[str, list[float]],
+        wrong: dict[str, str],
+        left_out: dict[str, str],
+    ) -> Row:
+        known = {case.name: (case.label, case.role) for case in cases}
+        known[ALONE] = ("both products alone", Role.LIMIT)
+        columns = tuple(
+            Column(name=name, label=known[name][0], role=known[name][1], us=Spread.of(us)) for name, us in times.items()
+        )
+        peers = [c for c in columns if c.role is Role.PEER]
+        best = min(peers, key=lambda c: c.us.median).name if peers else None
+        ours = next((c.name for c in columns if c.role is Role.OURS), None)
+        ratio = None
+        if best is not None and ours is not None:
+            ratio = Spread.of([a / b for a, b in zip(times[ours], times[best], strict=True) if b > 0] or [0.0])
+        tokens = inputs.x.shape[0]
+        plan = self._paths[0].plan
+        return Row(
+            scenario=scenario,
+            tokens=tokens,
+            path=f"{plan.choice}: {plan.reason}",
+            columns=columns,
+            best_peer=best,
+            ratio=ratio,
+            wrong=tuple(wrong.items()),
+            left_out=tuple(left_out.items()),
+            simulated_us=simulate_us(
+                describe_device(self._spec.device),
+                ranks=self._spec.ranks,
+                message_bytes=inputs.x.numel() * inputs.x.itemsize,
+            )
+            if scenario is Scenario.TOGETHER
+            else None,
+        )
+
+
+def _session_case(path: _Path, role: Role, inputs: Inputs) -> Case:
+    x = path.session.empty(tuple(inputs.x.shape), inputs.x.dtype, group=KIND)
+    residual = torch.empty_like(inputs.x)
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        out = path.session.all_reduce_add_rms_norm(x, residual, inputs.weight, eps=EPS, group=KIND)
+        return out.norm, out.residual
+
+    return Case(name=path.name, label=path.name, role=role, gives=Gives.FUSED, x=x, residual=residual, call=call)
+
+
+def _session_sum(path: _Path, fused: Case) -> Case:
+    """The sum alone, on the fused case's own x."""
+    return replace(
+        fused,
+        name=f"{path.name} sum",
+        label=f"{path.name}, sum alone",
+        role=Role.PART,
+        gives=Gives.SUM,
+        call=lambda: (None, path.session.all_reduce(fused.x, group=KIND)),
+    )
+
+
+def _loader(case: Case, inputs: Inputs) -> Callable[[], None]:
+    return lambda: case.load(inputs.x, inputs.residual)
+
+
+def _after_delay(call: Callable[[], Any], cycles: int) -> Callable[[], Any]:
+    from workbench.measure.graphs import wait_cycles
+
+    def late() -> Any:
+        wait_cycles(cycles)
+        return call()
+
+    return late
+
+
+def _progress(row: Row) -> str:
+    ours = row.column(Role.OURS)
+    best = row.named(row.best_peer)
+    told = [f"{row.scenario.value}, {row.tokens} tokens:"]
+    told.append("our way is not timed" if ours is None else f"{ours.name} {ours.us.median:.2f} us")
+    if best is not None:
+        told.append(f"best peer {best.label} {best.us.median:.2f} us")
+    if row.ratio is not None:
+        told.append(f"ratio {row.ratio.median:.3f} [{row.ratio.p10:.3f}, {row.ratio.p90:.3f}]")
+    return " ".join(told)
