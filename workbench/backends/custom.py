@@ -23,6 +23,7 @@ from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, c
 from workbench.ranks import GroupKey
 
 NAME = "custom"
+ALGORITHMS = ("push",)  # values of plan.Algorithm that this build has kernels for, with and without the norm
 DTYPE_CODES = {torch.bfloat16: abi.BF16, torch.float16: abi.FP16, torch.float32: abi.FP32}
 _OP_CODES = {Op.ALL_REDUCE: abi.ALL_REDUCE, Op.ALL_REDUCE_ADD_RMS_NORM: abi.ADD_NORM}
 _OP_NAMES = {code: op.value for op, code in _OP_CODES.items()}
