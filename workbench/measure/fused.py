@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.errors import WorkbenchError
 from workbench.measure.about import describe_device, describe_run
 from workbench.measure.case import EPS, Case, CaseFailedError, Gives, Inputs, Work, again, check_case, together
 from workbench.measure.chain import ALONE, Gemms

@@ -1,4 +1,4 @@
-"""Timing on GPUs: a CUDA graph of many calls, replayed, with device events around one replay and another ahead of it."""
+"""Timing on GPUs: a CUDA graph of many calls, replayed, with device events around one, another queued ahead."""
 
 from __future__ import annotations
 

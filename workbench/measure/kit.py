@@ -1,7 +1,7 @@
 """Ways of other systems, from a kit: a directory with a module `measure_peers` and whatever that module loads.
 
 The module gives `Bench(gloo_group)` and `load_peers(part, bench, hidden=, max_tokens=, peers=DIRECTORY)`, which returns
-{name: op}. An op has `kind` ("sum", "fused", ...), `fits(tokens)`, `input(tokens)` or None for memory that x must lie in,
+{name: op}. An op has `kind` ("sum", "fused", ...), `fits(tokens)`, `input(tokens)` or None for memory where x must be,
 `eager`, `graphed`, `after_capture` or None, and call(x, residual, weight, eps, (norm, total)) or call(x, total).
 """
 

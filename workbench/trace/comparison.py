@@ -80,7 +80,7 @@ class Column:
 class Row:
     """All ways at one number of tokens.
 
-    path: the plan of our own way, in words.   ratio: ours over the best peer, round by round; None if either is missing.
+    path: the plan of our own way, in words.   ratio: ours over the best peer, round by round; None if one is missing.
     wrong: ways whose result was wrong, and how; they are not timed.   left_out: ways that could not run here, and why.
     simulated_us: what the cost model says of our algorithm; None where it knows no such machine.
     """
