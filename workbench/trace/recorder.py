@@ -105,6 +105,11 @@ class Recorder:
         """Whether events are being written: not when off, closed, or in a forked child."""
         return self._file is not None and self._file.live
 
+    @property
+    def inner_files(self) -> tuple[str, ...]:
+        """Starts of file names whose frames are not the caller's: see CallSite. Empty when off."""
+        return self._file.inner_files if self._file is not None else ()
+
     def group(self, key: GroupKey, *, label: str = "", ordinal: int = 0, generation: int = 0) -> Lane:
         """The lane of one group; the same object for the same arguments. Local.
 

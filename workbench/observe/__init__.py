@@ -1,0 +1,32 @@
+"""Records what programs do that know nothing of this package: their collectives, groups, waits and ends.
+
+`recorded_environment` makes every Python process below a command record itself; `read_observed` reads what they wrote.
+Nothing here is imported before a program imports torch.distributed, and none of it takes part in its communication.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.observe.declared import declare
+    from workbench.observe.environment import recorded_environment
+    from workbench.observe.observed import read_observed
+    from workbench.observe.stacks import Frame, dump_stacks
+
+__all__ = ["Frame", "declare", "dump_stacks", "read_observed", "recorded_environment"]
+
+_HOMES = {
+    "Frame": "stacks",
+    "declare": "declared",
+    "dump_stacks": "stacks",
+    "read_observed": "observed",
+    "recorded_environment": "environment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The front door on first use: a recorded process imports this room in its first milliseconds."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench.observe' has no attribute {name!r}")
+    return getattr(import_module(f"workbench.observe.{_HOMES[name]}"), name)

@@ -1,0 +1,110 @@
+"""How a rank ends: the exception nobody caught, and its exit status."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, NoReturn
+
+from workbench.observe.process import this_process
+from workbench.trace import CallSite, Lane, Recorder
+
+_told: list[BaseException] = []  # the latest exception that was recorded
+
+
+def install(module: Any) -> None:
+    """Called once torch.multiprocessing.spawn has been executed: it hands a rank's exception on and exits quietly."""
+    wrap = module._wrap
+
+    @functools.wraps(wrap)
+    def recorded_wrap(fn: Callable[..., Any], *args: Any) -> Any:
+        return wrap(_telling(fn), *args)
+
+    module._wrap = recorded_wrap
+
+
+def record_endings() -> None:
+    """Put the recording in front of whatever ends this process. Local; once a process."""
+    hook, thread_hook, leave, leave_now = sys.excepthook, threading.excepthook, sys.exit, os._exit
+    bootstrap = BaseProcess._bootstrap  # type: ignore[attr-defined]  # where a child of multiprocessing lives and dies
+
+    @functools.wraps(hook)
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        this_process.exit_status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        tell_exception(error)
+        hook(kind, error, trace)
+
+    @functools.wraps(thread_hook)
+    def thread_excepthook(args: Any) -> None:
+        if args.exc_value is not None:
+            tell_exception(args.exc_value)
+        thread_hook(args)
+
+    @functools.wraps(leave)
+    def recorded_exit(status: Any = None) -> NoReturn:
+        this_process.exit_status = status if isinstance(status, int) else 0 if status is None else 1
+        leave(status)
+
+    @functools.wraps(leave_now)
+    def recorded_exit_now(status: int) -> NoReturn:
+        this_process.exit_status = status
+        _close("os._exit")
+        leave_now(status)
+
+    @functools.wraps(bootstrap)
+    def recorded_bootstrap(process: BaseProcess, *args: Any, **kwargs: Any) -> Any:
+        process.run = _telling(process.run)  # type: ignore[method-assign]  # of this one process
+        return bootstrap(process, *args, **kwargs)
+
+    sys.excepthook, threading.excepthook = excepthook, thread_excepthook
+    sys.exit, os._exit = recorded_exit, recorded_exit_now
+    BaseProcess._bootstrap = recorded_bootstrap  # type: ignore[attr-defined]
+    atexit.register(_close)
+
+
+def tell_exception(error: BaseException, door: Lane | Recorder | None = None) -> None:
+    """Record an exception once, at the program's innermost line of its traceback, else at the line of the call."""
+    if (_told and _told[-1] is error) or isinstance(error, SystemExit | GeneratorExit):
+        return
+    _told[:] = [error]
+    recorder = this_process.recorder
+    if not recorder.enabled:
+        return
+    site = None if door is not None else _innermost(error.__traceback__, recorder.inner_files)
+    (door or recorder).instant("exception", error=f"{type(error).__name__}: {error}", site=site)
+
+
+def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except BaseException as e:
+            tell_exception(e)
+            raise
+
+    return told
+
+
+def _innermost(trace: TracebackType | None, inner_files: tuple[str, ...]) -> CallSite | None:
+    found = None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(inner_files):
+            found = CallSite(code.co_qualname, code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _close(how: str = "") -> None:
+    recorder = this_process.recorder
+    if recorder.enabled:
+        status = this_process.exit_status or 0
+        recorder.instant("exit", note=f"status={status}{f', {how}' if how else ''}")
+        recorder.close()

@@ -1,0 +1,60 @@
+"""Reads what the processes of a recorded command wrote: one trace of all ranks, with how each of them ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.observe.children import EXITS
+from workbench.trace import Event, Phase, RankTrace, Trace, align, read_directory
+
+
+def read_observed(*directories: str | os.PathLike[str], attempt: int | None = None) -> Trace:
+    """read_directory, and an `exit` event for each rank of which only its parent knows how it ended.
+
+    Raises: as read_directory.
+    """
+    trace = read_directory(*directories, attempt=attempt)
+    ends: dict[int, tuple[int, int]] = {}
+    for directory in directories:
+        ends |= _ends(Path(directory))
+    if not ends:
+        return trace
+    ranks = [_with_exit(r, ends.get(r.header.pid)) for r in trace.ranks]
+    return align(ranks, attempts=trace.attempts, unreadable=trace.unreadable)
+
+
+def _ends(directory: Path) -> dict[int, tuple[int, int]]:
+    """By pid: exit status (negative: the signal) and when it was noticed. A line that makes no sense is left out."""
+    found = {}
+    try:
+        lines = (directory / EXITS).read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        try:
+            data = json.loads(line)
+            found[int(data["pid"])] = (int(data["status"]), int(data["time_ns"]))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def _with_exit(rank: RankTrace, end: tuple[int, int] | None) -> RankTrace:
+    if end is None:
+        return rank
+    status, time_ns = end
+    own = next((e for e in rank.events if e.op == "exit"), None)
+    if own is not None and own.note.startswith(f"status={status}"):
+        return rank
+    events = tuple(e for e in rank.events if e is not own)
+    note = f"status={status}" if status >= 0 else f"status={status}, signal {-status}"
+    if own is not None:
+        return replace(rank, events=tuple(sorted((*events, replace(own, note=note)), key=lambda e: e.ordinal)))
+    ordinal = max((e.ordinal for e in events), default=-1) + 1
+    told = Event(
+        time_ns=time_ns, world_rank=rank.world_rank, phase=Phase.INSTANT, op="exit", ordinal=ordinal, note=note
+    )
+    return replace(rank, events=(*events, told))

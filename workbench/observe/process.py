@@ -1,0 +1,125 @@
+"""This process as it is recorded: its rank once that is known, its trace file, its groups."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from workbench.errors import WorkbenchError
+from workbench.observe.environment import DIRECTORY, claim_rank
+from workbench.observe.stacks import register_stack_dump
+from workbench.ranks import GroupKey, GroupMap
+from workbench.trace import Lane, Recorder, Token
+
+_MOST_EARLY = 256  # events kept until the rank is known
+
+
+class _Here(threading.local):
+    """What this thread is inside: the function of torch.distributed, and whether what it calls is recorded too."""
+
+    outer = ""
+    opaque = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """An event of a process that did not know its rank yet."""
+
+    time_ns: int
+    op: str
+    note: str
+    error: str
+    is_end: bool
+
+
+class Process:
+    """The recording of one process. There is one, `this_process`; a forked child starts afresh."""
+
+    def __init__(self) -> None:
+        self.here = _Here()
+        self._start()
+
+    def _start(self) -> None:
+        self.recorder = Recorder.off()
+        self.generation = -1
+        self.num_groups = 0
+        self.capturing = 0
+        self.exit_status: int | None = None
+        self._early: list[_Early] = []
+        self._declared: list[str] = []
+        self._kinds: dict[tuple[int, ...], str] = {}
+        self._lock = threading.Lock()
+
+    def start_rank(self) -> None:
+        """Open the trace file if a launcher gave this process a rank. Called when torch.distributed is imported."""
+        world_rank = claim_rank(os.environ)
+        if world_rank is not None:
+            self.become(world_rank)
+
+    def forget(self) -> None:
+        """In a forked child: it is another rank, or none."""
+        outer, opaque = self.here.outer, self.here.opaque
+        self._start()
+        self.here = _Here()
+        self.here.outer, self.here.opaque = outer, opaque
+
+    def become(self, world_rank: int) -> None:
+        """Open the file of this rank, and write what happened before. A file that cannot be is told once on stderr."""
+        with self._lock:
+            if self.recorder.enabled and self.recorder.world_rank == world_rank:
+                return
+            self.recorder.close()
+            directory = os.environ[DIRECTORY]
+            try:
+                restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+                self.recorder = Recorder.open(directory, world_rank, first_attempt=restarts)
+                register_stack_dump(directory)
+            except (WorkbenchError, OSError, ValueError) as e:
+                sys.stderr.write(f"workbench: world rank {world_rank} is not recorded: {e}\n")
+                return
+            for document in self._declared:
+                self.recorder.declare(document)
+            tokens: dict[str, Token | None] = {}
+            for event in self._early:
+                with self.recorder.at(event.time_ns):
+                    if event.is_end:
+                        self.recorder.end(tokens.pop(event.op, None), note=event.note, error=event.error)
+                    elif event.error:
+                        self.recorder.instant(event.op, note=event.note, error=event.error)
+                    else:
+                        tokens[event.op] = self.recorder.begin(event.op, note=event.note)
+            self._early.clear()
+
+    def early(self, op: str, *, note: str = "", error: str = "", is_end: bool = False) -> None:
+        """Keep an event until the rank is known; beyond a few hundred, forget it."""
+        if len(self._early) < _MOST_EARLY:
+            self._early.append(_Early(time.monotonic_ns(), op, note, error, is_end))
+
+    def start_generation(self) -> None:
+        """A default group is being made: groups are counted from the start again."""
+        self.generation += 1
+        self.num_groups = 0
+
+    def new_lane(self, ranks: tuple[int, ...], label: str, kind: str = "") -> Lane:
+        """The lane of a group that this process makes now, with the next ordinal."""
+        key = GroupKey(kind or self._kinds.get(tuple(sorted(ranks)), "group"), ranks)
+        lane = self.recorder.group(key, label=label, ordinal=self.num_groups, generation=max(self.generation, 0))
+        self.num_groups += 1
+        return lane
+
+    def declare(self, group_map: GroupMap) -> None:
+        """See workbench.observe.declare."""
+        document = json.dumps(group_map.to_json())
+        self._declared.append(document)
+        for kind, lists in group_map.groups.items():
+            for ranks in lists:
+                self._kinds.setdefault(tuple(sorted(ranks)), kind)
+        self.recorder.declare(document)
+
+
+this_process = Process()
+os.register_at_fork(after_in_child=this_process.forget)

@@ -1,0 +1,136 @@
+"""Calls that were only started: each ends when the program's wait returns, or when it is seen to have completed."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.observe.process import this_process
+from workbench.trace import Lane, Recorder, Token
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A call under way: where its end belongs, and what a wait for it is to be called."""
+
+    door: Lane | Recorder
+    token: Token | None
+    text: str
+
+
+_started: dict[Any, _Started] = {}  # by Work, which is kept until its call has ended
+_polled: set[Any] = set()
+_wake = threading.Event()
+_poller: threading.Thread | None = None
+
+
+def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *, polled: bool) -> None:
+    """Remember a call that returned a Work. `polled`: ask the Work itself whether it has completed.
+
+    Sends and receives never say so, and a Work on a GPU must not be asked while a graph is captured.
+    """
+    group = f" on {door.info.key}" if isinstance(door, Lane) and door.info is not None else ""
+    number = f" #{token[1]}" if token is not None and group else ""
+    try:
+        _started[work] = _Started(door, token, f"{op}{number}{group}")
+    except TypeError:  # no Work, but whatever stands for one
+        door.end(token)
+        return
+    if polled:
+        _polled.add(work)
+        _start_polling()
+
+
+def record_work_waits(work_class: Any) -> None:
+    """Put the recording into Work.wait and Work.is_completed."""
+    wait, is_completed = work_class.wait, work_class.is_completed
+
+    @functools.wraps(wait)
+    def recorded_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        started = _started.get(work) if _started else None
+        if started is None:
+            return wait(work, *args, **kwargs)
+        recorder = this_process.recorder
+        token = recorder.begin("wait", note=f"for {started.text}")
+        try:
+            result = wait(work, *args, **kwargs)
+        except BaseException as e:
+            error = f"{type(e).__name__}: {e}"
+            recorder.end(token, error=error)
+            _end(work, error)
+            from workbench.observe.endings import tell_exception
+
+            tell_exception(e)
+            raise
+        recorder.end(token)
+        _end(work)
+        return result
+
+    @functools.wraps(is_completed)
+    def recorded_is_completed(work: Any) -> Any:
+        result = is_completed(work)
+        if result and _started and work in _started:
+            _end(work)
+        return result
+
+    work_class.wait = recorded_wait
+    work_class.is_completed = recorded_is_completed
+    global _ask
+    _ask = is_completed
+
+
+_ask: Any = None
+
+
+def forget_works() -> None:
+    """In a forked child: the calls under way are its parent's."""
+    global _poller
+    _started.clear()
+    _polled.clear()
+    _poller = None
+
+
+def _end(work: Any, error: str = "") -> None:
+    _polled.discard(work)
+    started = _started.pop(work, None)
+    if started is not None:
+        started.door.end(started.token, error=error)
+
+
+def _start_polling() -> None:
+    global _poller
+    if _poller is None:
+        _poller = threading.Thread(target=_poll, name="workbench-works", daemon=True)
+        _poller.start()
+    _wake.set()
+
+
+def _poll() -> None:
+    while not _leaving:
+        _wake.wait()
+        _wake.clear()
+        while _polled and not _leaving:
+            for work in list(_polled):
+                if _ask(work):
+                    _end(work)
+            time.sleep(_POLL_S)
+
+
+_leaving = False
+
+
+@atexit.register
+def _leave() -> None:
+    global _leaving
+    _leaving = True
+    _wake.set()
+
+
+os.register_at_fork(after_in_child=forget_works)
