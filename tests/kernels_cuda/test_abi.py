@@ -53,10 +53,26 @@ def test_slots_of_halves_and_senders_do_not_overlap(tmp_path):
     assert told == ["0", "35", "70", "105", "2240"]
 
 
-def test_blocks_of_a_row_follow_tokens_and_hidden_size():
-    # 7168 in bf16 is 896 vectors: 7 blocks of 128 threads for few tokens, 4 of 224 for many; always 2 to 8
-    assert abi.choose(1, 7168, 2).cluster == 7
-    assert abi.choose(128, 7168, 2).cluster == 7
-    assert abi.choose(129, 7168, 2).cluster == 4
-    assert abi.choose(1, 16384, 4).cluster == 8
-    assert abi.choose(4096, 8, 2).cluster == 2
+def test_layout_of_a_call_follows_its_bytes_and_its_row():
+    # 7168 in bf16: 14 KiB a row, 896 vectors: 7 blocks of 128 threads; at most 100 rows at one time from 2 to 16 MiB
+    assert abi.choose(1, 7168, 2) == abi.Choice(7)
+    assert abi.choose(146, 7168, 2) == abi.Choice(7)  # 2,093,056 bytes
+    assert abi.choose(147, 7168, 2) == abi.Choice(7, max_lanes=100)
+    assert abi.choose(1170, 7168, 2) == abi.Choice(7, max_lanes=100)  # 16,773,120 bytes
+    assert abi.choose(1171, 7168, 2) == abi.Choice(7)
+    # 4096 in bf16: 8 KiB a row, 512 vectors: 4 blocks of 128 up to 1 MiB, then 2 of 256
+    assert abi.choose(128, 4096, 2) == abi.Choice(4)
+    assert abi.choose(129, 4096, 2) == abi.Choice(2)
+    # 5120 in bf16: 10 KiB a row, 5 blocks; 140 rows of 10 KiB are as many bytes as 100 of 14
+    assert abi.choose(512, 5120, 2) == abi.Choice(5, max_lanes=140)
+    # never fewer than 2 blocks or more than 8
+    assert abi.choose(4096, 8, 2) == abi.Choice(2)
+    assert abi.choose(1, 16384, 4) == abi.Choice(8)
+
+
+def test_every_cluster_size_of_a_workspace_is_known_before_its_first_call():
+    for hidden, itemsize in ((7168, 2), (4096, 2), (8, 2), (16384, 4), (2880, 2)):
+        seen = {abi.choose(tokens, hidden, itemsize).cluster for tokens in range(1, 5000)}
+        assert seen <= set(abi.clusters(hidden, itemsize))
+    assert abi.clusters(4096, 2) == (2, 4)
+    assert abi.clusters(7168, 2) == (7,)

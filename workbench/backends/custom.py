@@ -158,8 +158,11 @@ class CustomWorkspace:
             ops=request.ops,
         )
         self._calls = {
-            (op, many): self._template(op, many, slots, channel.timeout_s) for op in Op for many in (False, True)
+            (op, cluster): self._template(op, cluster, slots, channel.timeout_s)
+            for op in Op
+            for cluster in abi.clusters(request.hidden, request.dtype.itemsize)
         }
+        self._resident = dict.fromkeys(self._calls, 0)
 
     @property
     def broken(self) -> str:
@@ -245,8 +248,7 @@ class CustomWorkspace:
 
     def limit_lanes(self, lanes: list[int]) -> None:
         """Take what every member can run: two GPUs of one model can differ."""
-        for call, most in zip(self._calls.values(), lanes, strict=True):
-            call.max_lanes = most
+        self._resident = dict(zip(self._calls, lanes, strict=True))
 
     def prove(self) -> None:
         """One all-reduce of one row that tells the members apart. Collective. Raises ResourceError for a wrong sum."""
@@ -260,9 +262,8 @@ class CustomWorkspace:
         if not bool((total == want).all()):
             raise ResourceError(f"the first sum is {total.flatten()[0].item()} and not {want}")
 
-    def _template(self, op: Op, many: bool, slots: list[int], timeout_s: float) -> abi.Call:
+    def _template(self, op: Op, cluster: int, slots: list[int], timeout_s: float) -> abi.Call:
         request = self.request
-        choice = abi.choose(abi.FEW_TOKENS + many, request.hidden, request.dtype.itemsize)
         call = abi.Call(
             op=_OP_CODES[op],
             dtype=DTYPE_CODES[request.dtype],
@@ -270,9 +271,7 @@ class CustomWorkspace:
             first_rank=self._group_rank,
             hidden=request.hidden,
             capacity=max(request.max_tokens, 1),
-            cluster=choice.cluster,
-            max_lanes=choice.max_lanes,
-            trigger=choice.trigger,
+            cluster=cluster,
             round_twice=int(request.rounding is Rounding.TWICE),
             pdl=1,
             timeout_ns=int(timeout_s * 1e9),
@@ -295,7 +294,9 @@ class CustomWorkspace:
     ) -> None:
         self.check()
         held = [_aligned(t) for t in (x, residual, weight)]
-        call = self._calls[op, x.shape[0] > abi.FEW_TOKENS]
+        choice = abi.choose(x.shape[0], self.request.hidden, self.request.dtype.itemsize)
+        call, resident = self._calls[op, choice.cluster], self._resident[op, choice.cluster]
+        call.max_lanes, call.trigger = min(choice.max_lanes or resident, resident), choice.trigger
         call.tokens, call.eps, call.weight_bias = x.shape[0], eps, weight_bias
         rank = call.rank[0]
         rank.x, rank.residual, call.weight = (None if t is None else t.data_ptr() for t in held)

@@ -58,16 +58,31 @@ class Choice:
     trigger: int = TRIGGER_AFTER_PUSH
 
 
-FEW_TOKENS = 128
+# Sizes of a message, tokens * hidden * itemsize, at which the best layout changes.
+FEW_BYTES, MANY_BYTES = 2 << 20, 16 << 20
+SHORT_ROW_BYTES, SHORT_ROWS_FEW_BYTES = 8 << 10, 1 << 20
+IN_FLIGHT_BYTES = 100 * 7168 * 2
 
 
 def choose(tokens: int, hidden: int, itemsize: int) -> Choice:
-    """Blocks of 128 threads for few tokens, of 256 for many, two to eight a row.
+    """Blocks of 128 threads, two to eight a row; blocks of 256 for many short rows; in between fewer rows at one time.
 
-    Measured on two H200s from 1 to 4,096 tokens at hidden 4096 and 7168 (benchmarks/): the best, or within its spread.
+    Measured on two H200s from 1 to 4,096 tokens at hidden 4096 (short rows) and 7168; see kernels_ext/cuda/README.md.
     """
-    vectors = hidden * itemsize // 16
-    return Choice(max(2, min(8, -(-vectors // (128 if tokens <= FEW_TOKENS else 256)))))
+    row_bytes = hidden * itemsize
+    message_bytes = tokens * row_bytes
+    short = row_bytes <= SHORT_ROW_BYTES
+    threads = 256 if short and message_bytes > SHORT_ROWS_FEW_BYTES else 128
+    limited = not short and FEW_BYTES < message_bytes <= MANY_BYTES
+    return Choice(
+        cluster=max(2, min(8, -(-row_bytes // (16 * threads)))),
+        max_lanes=IN_FLIGHT_BYTES // row_bytes if limited else 0,
+    )
+
+
+def clusters(hidden: int, itemsize: int) -> tuple[int, ...]:
+    """Every cluster size that `choose` gives for such rows."""
+    return tuple(sorted({choose(tokens, hidden, itemsize).cluster for tokens in (1, MANY_BYTES)}))
 
 
 class Kernels:
