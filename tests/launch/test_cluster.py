@@ -99,6 +99,17 @@ def test_the_rank_that_failed_first_is_told_first_with_its_line(cluster: Cluster
     }
 
 
+@pytest.mark.parametrize("code", ["exit()", "quit()", "exit", "if rank == 1:\n    exit()"])
+def test_exit_in_a_cell_is_refused_with_words_and_loses_no_rank(cluster: Cluster, code: str) -> None:
+    pids = cluster.run(bodies.pid)
+    with pytest.raises(RanksFailedError, match=r"nothing was ended; .* call cluster\.close\(\)"):
+        cluster.run(code)
+    with pytest.raises(RanksFailedError, match="world rank 0 failed: SystemExit: 3"):
+        cluster.run("import sys; sys.exit(3)", ranks=0)
+    assert cluster.run(bodies.pid) == pids
+    assert cluster.status.alive == (0, 1, 2, 3)
+
+
 def test_an_interrupt_ends_a_loop_and_keeps_the_ranks(cluster: Cluster) -> None:
     pids = cluster.run(bodies.pid)
     started = time.monotonic()

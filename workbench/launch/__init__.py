@@ -7,7 +7,8 @@ from workbench.launch.orphans import die_with_parent, end_with_starter
 from workbench.launch.survivors import find_survivors, run_tag, stop_survivors
 
 if TYPE_CHECKING:
-    from workbench.launch.cluster import Cluster, ClusterStatus, current_cluster
+    from workbench.launch.cluster import Cluster, ClusterStatus
+    from workbench.launch.current import current_cluster
     from workbench.launch.failure import CellDeadlineError, RankDiedError, RankError, RanksFailedError
     from workbench.launch.standing import Diagnosis, Standing
 
@@ -35,7 +36,7 @@ __all__ = [
 _LATER = {
     "Cluster": "cluster",
     "ClusterStatus": "cluster",
-    "current_cluster": "cluster",
+    "current_cluster": "current",
     "CellDeadlineError": "failure",
     "RankDiedError": "failure",
     "RankError": "failure",

@@ -10,15 +10,16 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from workbench.errors import ClosedError
-from workbench.launch.waits import cpu_call, replace_in_torch
+from workbench.launch.waits import arrive, cpu_call, replace_in_torch
 from workbench.ranks import GroupKey, GroupMap
+from workbench.runtime.process_group import default_store
 from workbench.trace import Lane, Recorder
 
 _ROOTED = {
@@ -49,12 +50,16 @@ _WHOLE_WORLD = ("init_process_group", "new_group")
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of one process group. `lost` says which of its calls was interrupted; "" if none."""
+    """What is known of one process group. `lost` says which of its calls was interrupted; "" if none.
+
+    connected: the sets of world ranks that have come to a first call on CUDA tensors together.
+    """
 
     key: GroupKey
     lane: Lane
     backend: str
     lost: str = ""
+    connected: set[tuple[int, ...]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,12 @@ class CallRecorder:
     """Records the calls of this process into `recorder`. One a process; `install` puts it in place.
 
     group_map gives groups the name of their kind; others are called "world" and "group".
+    timeout_s is how long the first call of a group on CUDA tensors waits for the other members.
     """
 
-    def __init__(self, recorder: Recorder, group_map: GroupMap | None) -> None:
+    def __init__(self, recorder: Recorder, group_map: GroupMap | None, *, timeout_s: float) -> None:
         self._recorder = recorder
+        self._timeout_s = timeout_s
         self._kinds: dict[tuple[int, ...], str] = {}
         for kind, lists in group_map.groups.items() if group_map is not None else ():
             for ranks in lists:
@@ -102,6 +109,12 @@ class CallRecorder:
         self._groups.clear()
         self._recorder.instant("generation", note=str(number))
 
+    def lose_gpu_groups(self) -> None:
+        """Let no call through on groups with NCCL before the next generation. Local; any thread."""
+        for group in list(self._groups.values()):
+            if "nccl" in group.backend:
+                group.lost = group.lost or "a wait on the GPU"
+
     def _on_group(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
 
@@ -120,7 +133,7 @@ class CallRecorder:
                     f"call; run cluster.rebuild()"
                 )
             tensor = _input_of(given)
-            on_cpu = tensor.device.type == "cpu" if tensor is not None else "nccl" not in group.backend
+            on_cpu = tensor.device.type == "cpu" if tensor is not None else "gloo" in group.backend
             fields = _fields(name, given, group, tensor)
             if name in _PEER and fields["peer_world_rank"] is None:  # from whoever sends: nobody's sequence
                 token, text = self._recorder.begin(name, note=f"from any rank on {group.key}"), f"{name} on {group.key}"
@@ -131,6 +144,8 @@ class CallRecorder:
             self._inside.call = True
             try:
                 with cpu_call(on_cpu):
+                    if not on_cpu:
+                        self._connect(process_group, group, text, fields.get("peer_world_rank"))
                     result = original(*args, **kwargs)
             except BaseException as e:
                 end(token, error=f"{type(e).__name__}: {e}")
@@ -179,6 +194,19 @@ class CallRecorder:
             raise
         self._recorder.end(token)
         return result
+
+    def _connect(self, process_group: dist.ProcessGroup, group: _Group, text: str, peer: int | None) -> None:
+        """Before the first call on CUDA tensors: wait here until all who take part have come.
+
+        NCCL makes a communicator in that call, one for the group and one for each pair that sends and receives. It
+        waits for the others in C++, before anything runs that could be aborted.
+        """
+        ranks = group.key.world_ranks if peer is None else tuple(sorted({dist.get_rank(), peer}))
+        together = process_group in dist.distributed_c10d._world.pg_coalesce_state  # a batch: its end is what waits
+        if ranks not in group.connected and not together:
+            name = f"workbench/connect/{process_group.group_name}/{'.'.join(map(str, ranks))}"
+            arrive(default_store(), name, ranks, dist.get_rank(), self._timeout_s, what=text)
+            group.connected.add(ranks)
 
     def _group(self, process_group: dist.ProcessGroup) -> _Group:
         known = self._groups.get(process_group)

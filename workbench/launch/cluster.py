@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
-import textwrap
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +15,6 @@ from types import TracebackType
 from typing import Any
 
 import ipyparallel
-import zmq
-from ipykernel.compiler import get_file_name
-from IPython import get_ipython
-from jupyter_client.session import Session as MessageSession
 
 from workbench.errors import (
     ArgumentError,
@@ -33,9 +26,10 @@ from workbench.errors import (
 )
 from workbench.launch import engine_calls
 from workbench.launch.cell import Cell
+from workbench.launch.current import enter_notebook
 from workbench.launch.directory import ClusterRecord, claim_directory, connection_file, find_records
+from workbench.launch.engines import Engines
 from workbench.launch.failure import CellDeadlineError, RankDiedError, RanksFailedError
-from workbench.launch.job import RankFailure
 from workbench.launch.processes import Processes
 from workbench.launch.selection import Ranks, ranks_label, ranks_words, select_ranks
 from workbench.launch.show import choose_display
@@ -46,11 +40,9 @@ from workbench.ranks import GroupMap
 from workbench.settings import Settings, check_timeout
 
 MAX_RANKS = 64
-_START_S = 120.0
-_INTERRUPT_S = 1.0
+_INTERRUPT_S = {"cpu": 1.0, "cuda": 3.0}  # NCCL takes a moment to abort
 _END_S = 1.0
 _DEATH_S = 5.0  # how long torchrun's word on a rank's end is awaited
-_MOST_SOURCES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +67,14 @@ class Cluster:
     timeout_s: how long a rank waits for another inside a call; default WORKBENCH_TIMEOUT_S, else 60.
     keep: whether the ranks go on when this process ends, to be found with Cluster.attach(). By default nothing does.
     Everything listens on the loopback interface alone; messages are signed; files are private to this user.
-    Interrupting a cell ends waits inside collectives in well under a second and keeps the ranks, except for what waits
-    in C++ (DistributedDataParallel, CUDA kernels): that ends at its process group's timeout.
+    Interrupting a cell ends waits inside collectives, on CPU in well under a second, on CUDA in about one, and keeps
+    the ranks. On CPU what waits in C++ by itself (DistributedDataParallel) ends at its process group's timeout; on CUDA
+    the kernels of a Session end at timeout_s, and NCCL ends a rank whose collective nobody interrupts for timeout_s.
     Raises: ResourceError if the ranks do not come up, with the first rank's own traceback.
     """
 
     _spec: EngineSpec
-    _client: Any  # ipyparallel.Client; None until connected
+    _connected: Engines | None
 
     def __init__(
         self,
@@ -114,13 +107,13 @@ class Cluster:
             processes.start_controller()
             self._spec = replace(self._spec, owner=processes.controller)
             processes.start_agent(self._spec)
-            self._client = self._connect()
+            self._connected = Engines(processes)
             self._await_engines()
             self._begin(0)
         except BaseException:
             self.close()
             raise
-        _enter_notebook(self)
+        enter_notebook(self)
 
     @classmethod
     def find(cls) -> tuple[str, ...]:
@@ -149,21 +142,20 @@ class Cluster:
         self._finalizer.detach()  # whoever started it, or nobody, ends it
         self._record = record
         self._spec = EngineSpec.load(record.directory / f"engines-{record.attempt}.json")
-        self._client = self._connect()
+        self._connected = Engines(processes)
         if all(map(mark_lives, record.rank_marks)):  # else it can still be restarted
             self._await_engines()
-            self._left_busy = self._busy_by_hub()
-        _enter_notebook(self)
+            self._left_busy = self._engines.busy()
+        enter_notebook(self)
         return self
 
     def _init(self, processes: Processes, group_map: GroupMap | None) -> None:
         self._processes = processes
         self._group_map = group_map
         self._record: ClusterRecord | None = None
-        self._client = None
+        self._connected = None
         self._cells: list[Cell] = []
         self._left_busy: set[int] = set()  # busy with what an earlier driver sent
-        self._sources: OrderedDict[str, list[str]] = OrderedDict()
         self._closed = False
         self._finalizer = weakref.finalize(self, processes.stop, ())
         if processes.keep:
@@ -173,6 +165,11 @@ class Cluster:
     def name(self) -> str:
         """What Cluster.attach calls it."""
         return self._processes.directory.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether this object has let go of its ranks."""
+        return self._closed
 
     @property
     def num_ranks(self) -> int:
@@ -196,7 +193,7 @@ class Cluster:
     def client(self) -> ipyparallel.Client:
         """ipyparallel's client, for what this class does not offer. Engine id = world rank."""
         self._check_open()
-        return self._client
+        return self._engines.client
 
     @property
     def status(self) -> ClusterStatus:
@@ -216,17 +213,17 @@ class Cluster:
         """
         self._check_open()
         if kind is None:
-            return self._client[:]
+            return self._engines.client[:]
         if self._group_map is None:
             raise LayoutError(
                 f"view({kind!r}): this cluster has no group map; start it with group_map=GroupMap.build(...)"
             )
         keys = self._group_map.keys(kind)
         if index is None:
-            return tuple(self._client[list(key.world_ranks)] for key in keys)
+            return tuple(self._engines.client[list(key.world_ranks)] for key in keys)
         if not 0 <= index < len(keys):
             raise LayoutError(f"view({kind!r}, {index}): {kind} has {len(keys)} groups, numbered 0..{len(keys) - 1}")
-        return self._client[list(keys[index].world_ranks)]
+        return self._engines.client[list(keys[index].world_ranks)]
 
     def run(
         self,
@@ -252,7 +249,7 @@ class Cluster:
         try:
             cell = self._send(work, args, kwargs, chosen)
         except KeyboardInterrupt:  # some ranks may have it: the hub knows which
-            self._left_busy = self._busy_by_hub()
+            self._left_busy = self._engines.busy()
             raise
         try:
             cell.watch(choose_display(), self._raise_if_dead, deadline_s=deadline_s)
@@ -281,12 +278,13 @@ class Cluster:
             record.rank_marks,
             generation=record.generation,
             busy=self._busy(),
-            sources=self._sources,
+            sources=self._engines.sources,
         )
 
-    def interrupt(self, ranks: Ranks = None, *, wait_s: float = _INTERRUPT_S) -> tuple[int, ...]:
+    def interrupt(self, ranks: Ranks = None, *, wait_s: float | None = None) -> tuple[int, ...]:
         """Interrupt what runs on `ranks`, as Ctrl-C would. Gives the world ranks still busy after `wait_s`.
 
+        wait_s: default 1 on cpu; 3 on cuda, where NCCL's communicators are aborted if a rank waits for its GPU.
         A rank interrupted inside a collective has lost step with its peers: call rebuild() next.
         """
         chosen = select_ranks(ranks, self.num_ranks, self._group_map)
@@ -295,7 +293,7 @@ class Cluster:
         for r in busy:
             if mark_lives(record.rank_marks[r]):
                 os.kill(mark_pid(record.rank_marks[r]), signal.SIGINT)
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + (_INTERRUPT_S[record.device] if wait_s is None else wait_s)
         while (still := set(busy) & set(self._busy())) and time.monotonic() < deadline:
             time.sleep(0.01)
         self._cells = [cell for cell in self._cells if cell.running]
@@ -312,7 +310,7 @@ class Cluster:
         stuck = self.interrupt()
         if stuck:
             raise DeadlineError(
-                f"rebuild: {ranks_words(stuck)} did not come back from an interrupt within {_INTERRUPT_S:g} s "
+                f"rebuild: {ranks_words(stuck)} did not come back from an interrupt "
                 f"(waiting in C++, or ignoring it); wait for the deadline of their call, or cluster.restart()",
                 missing=stuck,
             )
@@ -324,7 +322,7 @@ class Cluster:
         if not mark_lives(record.controller):
             raise ClosedError(f"the controller of cluster {self.name} has ended; close() it and start another")
         self._processes.stop_agent(record.rank_marks)
-        self._unregister()
+        self._engines.unregister(self.num_ranks)
         for old in self.directory.glob("*/*.wbtrace"):
             old.unlink()
         self._cells.clear()
@@ -339,21 +337,21 @@ class Cluster:
         if self._closed:
             return
         marks = self._record.rank_marks if self._record is not None else ()
-        if self._client is not None and marks and not self._busy() and all(map(mark_lives, marks)):
+        if self._connected is not None and marks and not self._busy() and all(map(mark_lives, marks)):
             with contextlib.suppress(Exception):  # whatever it is, the processes end now
                 self._send(engine_calls.end, (), {}, tuple(range(self.num_ranks))).wait(_END_S)
         self._closed = True
         self._finalizer.detach()
-        if self._client is not None:
-            self._client.close()
+        if self._connected is not None:
+            self._connected.close()
         self._processes.stop(marks)
 
     def detach(self) -> None:
         """Let go of the cluster without ending it; it is found again while its owner lives, or if it is kept."""
         self._closed = True
         self._finalizer.detach()
-        if self._client is not None:
-            self._client.close()
+        if self._connected is not None:
+            self._connected.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -376,30 +374,14 @@ class Cluster:
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> ipyparallel.Client:
-        """A client of the controller, once that has written where it listens."""
-        path = connection_file(self.directory, "client")
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            if not mark_lives(self._processes.controller):
-                raise ResourceError(f"the controller ended at once: {self._processes.log_tail('controller.log')}")
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                return ipyparallel.Client(json.loads(path.read_text()), timeout=_START_S)
-            time.sleep(0.02)
-        raise ResourceError(f"no controller after {_START_S:g} s: {self._processes.log_tail('controller.log')}")
+    @property
+    def _engines(self) -> Engines:
+        assert self._connected is not None
+        return self._connected
 
     def _await_engines(self) -> None:
         """Return once every rank is registered under its own number."""
-        wanted = list(range(self.num_ranks))
-        deadline = time.monotonic() + _START_S
-        while sorted(self._client.ids) != wanted:
-            if not mark_lives(self._processes.agent):
-                raise ResourceError(f"the ranks did not come up: {self._why_ended()}")
-            if time.monotonic() > deadline:
-                missing = sorted(set(wanted) - set(self._client.ids))
-                log = self._processes.log_tail(f"agent-{self._spec.attempt}.log")
-                raise ResourceError(f"{ranks_words(missing)} did not come up in {_START_S:g} s: {log}")
-            time.sleep(0.02)
+        self._engines.await_all(self.num_ranks, log=f"agent-{self._spec.attempt}.log", why_ended=self._why_ended)
 
     def _begin(self, generation: int) -> None:
         """Have the ranks make their groups, and write down what a later driver needs."""
@@ -435,38 +417,12 @@ class Cluster:
         )
         self._record.save()
 
-    def _unregister(self) -> None:
-        """Tell the hub that the engines are gone: it would keep their numbers from those that come next."""
-        info = json.loads(connection_file(self.directory, "client").read_text())
-        session = MessageSession(key=info["key"].encode(), signature_scheme=info["signature_scheme"])
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.linger = 1000
-        try:
-            socket.connect(f"{info['interface']}:{info['registration']}")
-            for r in range(self.num_ranks):
-                session.send(socket, "unregistration_request", content={"id": r})
-        finally:
-            socket.close()
-        deadline = time.monotonic() + 5
-        while self._client.ids and time.monotonic() < deadline:
-            time.sleep(0.01)
-
     # --- cells ----------------------------------------------------------------------------------------------------
 
     def _send(
         self, work: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ranks: tuple[int, ...]
     ) -> Cell:
-        if isinstance(work, str):
-            code = textwrap.dedent(work).lstrip("\n")  # IPython counts lines without leading blank ones
-            name = Path(get_file_name(code)).name  # type: ignore[no-untyped-call]  # ipykernel's
-            self._sources[name] = code.splitlines()
-            if len(self._sources) > _MOST_SOURCES:
-                self._sources.popitem(last=False)
-            results = {r: self._client[r].execute(code, silent=False, block=False) for r in ranks}
-            cell = Cell(results, "a cell")
-        else:
-            results = {r: self._client[r].apply_async(work, *args, **kwargs) for r in ranks}
-            cell = Cell(results, getattr(work, "__name__", "a function"))
+        cell = self._engines.send(work, args, kwargs, ranks)
         self._cells.append(cell)
         return cell
 
@@ -474,12 +430,8 @@ class Cluster:
         """World ranks inside a cell, of this driver or of one before it."""
         busy = {r for cell in self._cells for r in cell.running}
         if self._left_busy and not self._closed:
-            self._left_busy &= self._busy_by_hub()
+            self._left_busy &= self._engines.busy()
         return tuple(sorted(busy | self._left_busy))
-
-    def _busy_by_hub(self) -> set[int]:
-        queues = self._client.queue_status()
-        return {r for r in range(self.num_ranks) if r in queues and queues[r]["queue"]}
 
     def _deadline_error(self, cell: Cell, deadline_s: float) -> CellDeadlineError:
         where = self.where()
@@ -517,53 +469,20 @@ class Cluster:
         if not dead:
             return
         deadline = time.monotonic() + _DEATH_S
-        while self._failure() is None and mark_lives(record.agent) and time.monotonic() < deadline:
+        while (failure := self._processes.first_failure(self._spec)) is None and mark_lives(record.agent):
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.01)
         self._cells.clear()
-        self._processes.stop_agent(record.rank_marks)  # torchrun lets the others live after a rank that called exit()
-        told = (
-            self._why_ended() if self._failure() is not None else f"{ranks_words(dead)} ended, with status 0 or unseen"
-        )
+        self._processes.stop_agent(record.rank_marks)  # torchrun lets the others live after a rank of status 0
+        told = self._why_ended() if failure is not None else f"{ranks_words(dead)} ended, with status 0 or unseen"
         raise RankDiedError(
             f"{told}\nthe other ranks were ended with it; cluster.restart() starts all of them again",
-            dead=self._first_dead(dead),
+            dead=dead if failure is None else (failure.world_rank,),
         )
 
     def _why_ended(self) -> str:
-        failure = self._failure()
-        if failure is None:
-            return self._processes.log_tail(f"agent-{self._spec.attempt}.log")
-        return f"world rank {failure.world_rank}: {failure.message}\n{failure.traceback}".rstrip()
-
-    def _first_dead(self, dead: tuple[int, ...]) -> tuple[int, ...]:
-        failure = self._failure()
-        return dead if failure is None else (failure.world_rank,)
-
-    def _failure(self) -> RankFailure | None:
-        try:
-            return RankFailure(**json.loads(self._spec.failure_file.read_text()))
-        except FileNotFoundError:
-            return None
-
-
-def current_cluster() -> Cluster:
-    """The cluster that was started or attached last in this process and is still open. Raises ResourceError if none."""
-    for reference in reversed(_clusters):
-        cluster = reference()
-        if cluster is not None and not cluster._closed:
-            return cluster
-    raise ResourceError("no cluster is open here; start one with Cluster(ranks=4), or Cluster.attach()")
-
-
-_clusters: list[weakref.ReferenceType[Cluster]] = []
-
-
-def _enter_notebook(cluster: Cluster) -> None:
-    """Make it the current cluster, and have %%ranks where IPython runs."""
-    _clusters.append(weakref.ref(cluster))
-    shell = get_ipython()
-    if shell is not None:
-        shell.extension_manager.load_extension("workbench.magics")
+        return self._processes.why_ended(self._spec)
 
 
 def _num_ranks(ranks: int | None, group_map: GroupMap | None) -> int:

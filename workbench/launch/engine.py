@@ -7,16 +7,20 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
+from IPython import get_ipython
 
+from workbench.errors import ArgumentError
 from workbench.launch.calls import CallRecorder
+from workbench.launch.gpu_waits import abort_nccl, end_waits_on_interrupt
 from workbench.launch.orphans import die_with_parent
 from workbench.launch.spec import EngineSpec
 from workbench.launch.waits import poll_waits
@@ -41,11 +45,12 @@ class Rank:
         recorder = Recorder.open(
             Path(spec.directory) / "trace", self.world_rank, attempt=spec.attempt, size_bytes=_TRACE_BYTES
         )
-        self._calls = CallRecorder(recorder, self.group_map)
+        self._calls = CallRecorder(recorder, self.group_map, timeout_s=spec.timeout_s)
         poll_waits(spec.timeout_s)
         self._calls.install()
         if self.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            end_waits_on_interrupt(self._leave_gpu_waits)
         self._session: Session | None = None
         self.names: dict[str, Any] = {
             "rank": self.world_rank,
@@ -63,6 +68,7 @@ class Rank:
 
         Collective: every rank of the cluster, none of them in another call.
         """
+        get_ipython().ask_exit = _refuse_exit  # behind exit and quit
         start_generation(generation)
         self._calls.start_generation(generation)
         init_default_group(self.device, self._spec.timeout_s)
@@ -77,6 +83,11 @@ class Rank:
                 trace_dir=str(Path(self._spec.directory) / "session"),
             )
         return os.getpid(), self.device
+
+    def _leave_gpu_waits(self) -> None:
+        """Called in a thread while the main thread hangs: its collectives end, and their groups are lost."""
+        self._calls.lose_gpu_groups()
+        abort_nccl()
 
     def end(self) -> None:
         """Close what holds memory of others. Local: nobody is waited for."""
@@ -96,6 +107,7 @@ def run_rank(spec: EngineSpec) -> None:
     np.random.seed()  # forked ranks would all draw the agent's numbers
     world_rank = int(os.environ["RANK"])
     _register_stack_dump(spec.stacks_file(world_rank))
+    warnings.filterwarnings("ignore", message="To exit: use")  # IPython's advice after sys.exit(): no rank can take it
     OutStream.flush_interval = _FLUSH_S
     _rank = Rank(spec)
     sys.argv = ["workbench-rank"]
@@ -129,6 +141,13 @@ class _Engine(IPEngine):  # type: ignore[misc]  # ipyparallel is untyped
     def init_signal(self) -> None:
         super().init_signal()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _refuse_exit() -> NoReturn:
+    raise ArgumentError(
+        "exit ends a process, and when one rank ends, all do: nothing was ended; to leave a cell early, raise; to end "
+        "the ranks, call cluster.close() where the cluster was started"
+    )
 
 
 def _register_stack_dump(path: Path) -> None:

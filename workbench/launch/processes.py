@@ -7,6 +7,7 @@ agent: each watches the one before it, so nothing is left whatever ends first an
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 
 import workbench
+from workbench.launch.job import RankFailure
 from workbench.launch.spec import EngineSpec
 from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag
 
@@ -80,6 +82,20 @@ class Processes:
         with contextlib.suppress(OSError):
             return "\n".join((self.directory / name).read_text(errors="replace").splitlines()[-lines:])
         return f"no {name}"
+
+    def first_failure(self, spec: EngineSpec) -> RankFailure | None:
+        """The rank of `spec` that failed first, once torchrun's agent has told; None before, and if none failed."""
+        try:
+            return RankFailure(**json.loads(spec.failure_file.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def why_ended(self, spec: EngineSpec) -> str:
+        """The first failure in words, else the end of the agent's log."""
+        failure = self.first_failure(spec)
+        if failure is None:
+            return self.log_tail(f"agent-{spec.attempt}.log")
+        return f"world rank {failure.world_rank}: {failure.message}\n{failure.traceback}".rstrip()
 
     def _spawn(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> str:
         fd = os.open(self.directory / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

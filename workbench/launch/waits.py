@@ -6,8 +6,8 @@ What blocks inside C++ answers no Ctrl-C until its own timeout, and a notebook w
   new_group, init_process_group   first poll the store until every rank has come; torch's own wait is short then
   monitored_barrier               waits in a thread
 Object collectives, barriers and batches of sends go through Work.wait. What waits in C++ without passing here (the
-reducer of DistributedDataParallel, functional collectives, and everything on CUDA tensors, whose wait is the device's)
-ends at the deadline of its process group.
+reducer of DistributedDataParallel, functional collectives) ends at the deadline of its process group. On CUDA tensors
+the wait is the device's: `gpu_waits` ends that.
 
 An operation that was left by an interrupt still runs in gloo's threads; its group must not be used again. That is what
 `calls` looks after, and what a rebuild mends.
@@ -153,7 +153,7 @@ def _gathered_new_group(original: Callable[..., Any], timeout_s: float) -> Calla
             which = f"of{'.'.join(map(str, members))}" if local else "all"
             number = _count(f"new_group/{which}")
             timeout = given.get("timeout")
-            _arrive(
+            arrive(
                 default_store(),
                 f"workbench/new_group/{which}/{number}",
                 members,
@@ -184,30 +184,35 @@ def _gathered_init(original: Callable[..., Any], timeout_s: float) -> Callable[.
         given["store"] = store = next_store(timedelta(seconds=seconds))
         given["rank"], given["world_size"] = rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         given["timeout"] = timedelta(seconds=seconds)
-        _arrive(store, "arrived", range(size), rank, seconds, what="init_process_group")
+        arrive(store, "arrived", range(size), rank, seconds, what="init_process_group")
         return original(**given)
 
     return init_process_group
 
 
-def _arrive(
+def arrive(
     store: dist.Store, prefix: str, members: Sequence[int], world_rank: int, timeout_s: float, *, what: str
 ) -> None:
     """Say in the store that this rank has come, and wait for the other members.
 
+    One that gives up takes its word back, so that nobody who comes later waits for it in C++.
     Raises: DeadlineError naming the world ranks that did not come.
     """
-    store.set(f"{prefix}/{world_rank}", "here")
-    keys = [f"{prefix}/{r}" for r in members]
+    keys = {r: f"{prefix}/{r}" for r in members}
+    store.set(keys[world_rank], "here")
 
     def late() -> DeadlineError:
-        missing = tuple(r for r, key in zip(members, keys, strict=True) if not store.check([key]))
+        missing = tuple(r for r, key in keys.items() if not store.check([key]))
         return DeadlineError(
             f"{what}: world rank {world_rank} waited {timeout_s:g} s for {ranks_text(missing)}, which did not call it",
             missing=missing,
         )
 
-    wait_until(lambda: bool(store.check(keys)), timeout_s=timeout_s, on_expiry=late)
+    try:
+        wait_until(lambda: bool(store.check(list(keys.values()))), timeout_s=timeout_s, on_expiry=late)
+    except BaseException:
+        store.delete_key(keys[world_rank])
+        raise
 
 
 _counts: dict[str, int] = {}

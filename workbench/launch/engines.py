@@ -1,0 +1,108 @@
+"""The ranks as ipyparallel knows them: a client of the controller, an engine for each world rank, and work for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import textwrap
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ipyparallel
+import zmq
+from ipykernel.compiler import get_file_name
+from jupyter_client.session import Session as MessageSession
+
+from workbench.errors import ResourceError
+from workbench.launch.cell import Cell
+from workbench.launch.directory import connection_file
+from workbench.launch.processes import Processes
+from workbench.launch.selection import ranks_words
+from workbench.launch.survivors import mark_lives
+
+_START_S = 120.0
+_MOST_SOURCES = 500
+
+
+class Engines:
+    """The engines behind one controller. Engine id = world rank."""
+
+    def __init__(self, processes: Processes) -> None:
+        """Connect, once the controller of `processes` has written where it listens. Raises: ResourceError."""
+        self._processes = processes
+        self._info: dict[str, Any] = {}
+        self._sources: OrderedDict[str, list[str]] = OrderedDict()
+        path = connection_file(processes.directory, "client")
+        deadline = time.monotonic() + _START_S
+        while not self._info:
+            if not mark_lives(processes.controller):
+                raise ResourceError(f"the controller ended at once: {processes.log_tail('controller.log')}")
+            if time.monotonic() > deadline:
+                raise ResourceError(f"no controller after {_START_S:g} s: {processes.log_tail('controller.log')}")
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                self._info = json.loads(path.read_text())
+            time.sleep(0.02)
+        self.client = ipyparallel.Client(self._info, timeout=_START_S)
+
+    @property
+    def sources(self) -> Mapping[str, Sequence[str]]:
+        """The lines of the latest cells, by the name of the file that Python knows each by."""
+        return self._sources
+
+    def await_all(self, num_ranks: int, *, log: str, why_ended: Callable[[], str]) -> None:
+        """Return once every rank is registered under its own number. Raises: ResourceError if the agent ends before."""
+        wanted = list(range(num_ranks))
+        deadline = time.monotonic() + _START_S
+        while sorted(self.client.ids) != wanted:
+            if not mark_lives(self._processes.agent):
+                raise ResourceError(f"the ranks did not come up: {why_ended()}")
+            if time.monotonic() > deadline:
+                missing = sorted(set(wanted) - set(self.client.ids))
+                told = self._processes.log_tail(log)
+                raise ResourceError(f"{ranks_words(missing)} did not come up in {_START_S:g} s: {told}")
+            time.sleep(0.02)
+
+    def send(
+        self, work: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ranks: Sequence[int]
+    ) -> Cell:
+        """Have `ranks` run code, or a function with these arguments. Does not wait."""
+        if isinstance(work, str):
+            code = textwrap.dedent(work).lstrip("\n")  # IPython counts lines without leading blank ones
+            self._remember(code)
+            results = {r: self.client[r].execute(code, silent=False, block=False) for r in ranks}
+            return Cell(results, "a cell")
+        results = {r: self.client[r].apply_async(work, *args, **kwargs) for r in ranks}
+        return Cell(results, getattr(work, "__name__", "a function"))
+
+    def busy(self) -> set[int]:
+        """World ranks that the hub has work for, whoever sent it."""
+        queues = self.client.queue_status()
+        return {r for r, queue in queues.items() if isinstance(r, int) and queue["queue"]}
+
+    def unregister(self, num_ranks: int) -> None:
+        """Tell the hub that the engines are gone: it would keep their numbers from those that come next."""
+        session = MessageSession(key=self._info["key"].encode(), signature_scheme=self._info["signature_scheme"])
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 1000
+        try:
+            socket.connect(f"{self._info['interface']}:{self._info['registration']}")
+            for r in range(num_ranks):
+                session.send(socket, "unregistration_request", content={"id": r})
+        finally:
+            socket.close()
+        deadline = time.monotonic() + 5
+        while self.client.ids and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Let go of the controller; the ranks go on."""
+        self.client.close()
+
+    def _remember(self, code: str) -> None:
+        name = Path(get_file_name(code)).name  # type: ignore[no-untyped-call]  # ipykernel's
+        self._sources[name] = code.splitlines()
+        if len(self._sources) > _MOST_SOURCES:
+            self._sources.popitem(last=False)
