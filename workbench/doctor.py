@@ -118,7 +118,8 @@ def installed_versions() -> dict[str, str]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found[FLASHINFER] = importlib.metadata.version(FLASHINFER)
     if dist.is_nccl_available():
-        found[NCCL] = ".".join(map(str, torch.cuda.nccl.version()))
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call] # torch has no types here
+        found[NCCL] = ".".join(map(str, version))
     return found
 
 

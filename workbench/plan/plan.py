@@ -15,14 +15,18 @@ CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("custom", "nccl"), "alone": ("alo
 """Backends by device, in the order they are tried; "alone" serves groups of one rank."""
 
 
-FUSED = frozenset({"shm", "custom.fused"})
+FUSED = frozenset({"shm", "custom.fused", "flashinfer", "flashinfer_mnnvl"})
 """Backends that do the whole operation in one kernel; WORKBENCH_FUSION=0 rules them out."""
 
 OWN = frozenset({"shm", "custom", "custom.fused"})
 """Backends with kernels of our own; WORKBENCH_CUSTOM_ALL_REDUCE=0 rules them out."""
 
+MULTICAST = frozenset({"flashinfer_mnnvl"})
+"""Backends that make a multicast object; only WORKBENCH_MULTICAST=1 allows them."""
+
 CUSTOM_OFF = "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
 FUSION_OFF = "switched off by WORKBENCH_FUSION=0"
+MULTICAST_OFF = "needs multicast; WORKBENCH_MULTICAST=1 allows it"
 
 
 class Standing(Enum):
@@ -108,6 +112,8 @@ def find_switch(backend: str, settings: Settings) -> str:
         return CUSTOM_OFF
     if backend in FUSED and not settings.fusion:
         return FUSION_OFF
+    if backend in MULTICAST and not settings.multicast:
+        return MULTICAST_OFF
     return ""
 
 
