@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.launch.job import PROGRESS, JobResult, RankFailure, run_job
 from workbench.launch.orphans import die_with_parent, end_with_starter
-from workbench.launch.survivors import find_survivors, run_tag, stop_survivors
+from workbench.launch.survivors import MARK, find_survivors, run_tag, stop_survivors
 
 if TYPE_CHECKING:
     from workbench.launch.cluster import Cluster, ClusterStatus
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from workbench.launch.standing import Diagnosis, Standing
 
 __all__ = [
+    "MARK",
     "PROGRESS",
     "CellDeadlineError",
     "Cluster",
