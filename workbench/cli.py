@@ -271,16 +271,21 @@ def doctor(as_json: bool) -> None:
 
 
 @cli.command()
+@click.option("--cluster", metavar="NAME", help="End this running cluster too; `workbench doctor` names them.")
 @_json
-def clean(as_json: bool) -> None:
+def clean(cluster: str | None, as_json: bool) -> None:
     """End processes and remove shared memory that earlier runs of this user left behind. Running jobs are untouched."""
     from workbench.doctor import clean_up
 
-    removed = clean_up()
+    removed = clean_up(cluster)
     if as_json:
         click.echo(json.dumps({"schema": 1, **removed}))
-    else:
-        click.echo(f"ended {len(removed['processes'])} processes, removed {len(removed['segments'])} shared segments")
+        return
+    click.echo(f"ended {len(removed['processes'])} processes, removed {len(removed['segments'])} shared segments")
+    if cluster is not None:
+        click.echo(f"ended cluster {cluster}")
+    for running in removed["clusters"]:
+        click.echo(f"left running: {running['found']}; workbench clean --cluster {running['name']} ends it")
 
 
 @cli.command()

@@ -9,13 +9,14 @@ import platform
 import shlex
 import shutil
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.backends import build, segments
 from workbench.defects import FLASHINFER, NCCL, known_defects
-from workbench.launch import find_survivors, stop_survivors
+from workbench.launch import ClusterRecord, find_records, find_survivors, stop_survivors
 
 SMALL_SHM_BYTES = 256 << 20
 
@@ -47,6 +48,7 @@ def examine() -> tuple[Row, ...]:
         _shared_memory(),
         _segments(),
         _survivors(),
+        *_clusters(),
         _browser(),
     )
 
@@ -62,10 +64,19 @@ def show_findings(rows: tuple[Row, ...]) -> str:
     return "\n".join(lines)
 
 
-def clean_up() -> dict[str, Any]:
-    """End survivors and remove abandoned segments of this user; give back what was removed."""
+def clean_up(cluster: str | None = None) -> dict[str, Any]:
+    """End survivors and remove abandoned segments of this user; give back what was removed, and what clusters run.
+
+    cluster: the name of a running cluster to end too. Raises: ResourceError if there is none of this name.
+    """
+    if cluster is not None:
+        from workbench.launch import Cluster
+
+        Cluster.attach(cluster).close()
     stopped = stop_survivors(find_survivors())
     return {
+        "ended_cluster": cluster,
+        "clusters": [{"name": r.name, "found": describe_cluster(r)} for r in find_records()],
         "processes": [{"pid": s.pid, "command": s.command} for s in stopped],
         "segments": [s.name for s in segments.sweep_segments()],
     }
@@ -149,6 +160,28 @@ def _survivors() -> Row:
     if not found:
         return Row("survivors", "no process of an earlier run")
     return Row("survivors", ", ".join(f"pid {s.pid}" for s in found), "workbench clean", needs_hand=True)
+
+
+def _clusters() -> tuple[Row, ...]:
+    """One row for each running cluster: they are wanted, unless someone has forgotten them."""
+    records = find_records(clear=False)
+    if not records:
+        return (Row("clusters", "none running"),)
+    return tuple(
+        Row("clusters" if len(records) == 1 else f"cluster {n}", describe_cluster(r), _advise(r))
+        for n, r in enumerate(records, 1)
+    )
+
+
+def describe_cluster(record: ClusterRecord) -> str:
+    """A running cluster in a line."""
+    kept = "kept until it is closed" if record.keep else "ends with the program that started it"
+    hours = (time.time() - record.started_s) / 3600
+    return f"{record.name}: {record.ranks} ranks on {record.device}, up for {hours:.1f} h, {kept}"
+
+
+def _advise(record: ClusterRecord) -> str:
+    return f"Cluster.attach({record.name!r}) in Python, or end it: workbench clean --cluster {record.name}"
 
 
 def _browser() -> Row:

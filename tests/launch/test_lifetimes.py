@@ -111,6 +111,32 @@ def test_a_kept_cluster_is_found_and_attached_by_the_next_driver() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_doctor_and_clean_tell_of_a_kept_cluster_and_clean_ends_it() -> None:
+    name, *pids = _run_driver(keep=True, end="os._exit(1)")
+    try:
+        told = _workbench("doctor")
+        assert f"{name}: 2 ranks on cpu, up for 0.0 h, kept until it is closed" in told
+        assert f"-> Cluster.attach('{name}') in Python, or end it: workbench clean --cluster {name}" in told
+        assert f"left running: {name}: 2 ranks on cpu" in _workbench("clean")
+        assert all(map(psutil.pid_exists, pids))
+        left = json.loads(_workbench("clean", "--cluster", name, "--json"))
+        assert left["ended_cluster"] == name
+        assert name not in [c["name"] for c in left["clusters"]]
+        assert _gone(pids, within_s=5)
+        assert name not in _workbench("doctor")
+        assert f"cluster '{name}' cannot be attached" in _workbench("clean", "--cluster", name)
+    finally:
+        for pid in filter(psutil.pid_exists, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _workbench(*arguments: str) -> str:
+    """What the command says on stdout, or else on stderr."""
+    command = [sys.executable, "-m", "workbench", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return done.stdout or done.stderr
+
+
 def test_two_clusters_work_at_once_and_one_ends_without_the_other(cluster: Cluster) -> None:
     with Cluster(ranks=2, device="cpu") as second:
         assert second.name != cluster.name

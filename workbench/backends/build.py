@@ -56,10 +56,10 @@ def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line:
         raise ResourceError(why_no_compiler())
     directory = cache_directory()
     target = directory / f"wbk-cpu-{_key(command)}.so"
-    if not force and _is_ready(target):
+    if not force and is_ready(target):
         return target
-    with _locked(target.with_suffix(".lock")):
-        if not force and _is_ready(target):
+    with locked(target.with_suffix(".lock"), "the CPU kernels", LOCK_DEADLINE_S):
+        if not force and is_ready(target):
             return target
         if target.exists() and not force:
             log(f"{target} is damaged; compiling anew")
@@ -70,7 +70,8 @@ def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line:
     return check_private(target)
 
 
-def _is_ready(target: Path) -> bool:
+def is_ready(target: Path) -> bool:
+    """True if the cache holds the whole object. Raises ResourceError if others could write to it."""
     return target.exists() and is_whole(check_private(target))
 
 
@@ -187,11 +188,11 @@ def _first_errors(text: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path, what: str, deadline_s: float) -> Iterator[None]:
     """Hold the lock file; it frees itself if its holder dies. Raises ResourceError past the deadline."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        deadline = time.monotonic() + LOCK_DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -200,7 +201,7 @@ def _locked(path: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
                     raise ResourceError(
-                        f"process {holder} compiles the CPU kernels for more than {LOCK_DEADLINE_S:g} s (lock {path}); "
+                        f"process {holder} compiles {what} for more than {deadline_s:g} s (lock {path}); "
                         f"end it, or run `workbench build`"
                     ) from None
                 time.sleep(0.05)

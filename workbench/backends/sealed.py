@@ -32,7 +32,24 @@ def put_in_place(made: Path, target: Path) -> None:
         os.fchmod(file.fileno(), 0o700)
         os.fsync(file.fileno())
     made.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync_directory(target.parent)
+
+
+def copy_in_place(source: Path, target: Path) -> None:
+    """Copy a sealed object, under the same promises. Raises ResourceError if `source` is not whole."""
+    if not is_whole(source):
+        raise ResourceError(f"{source} is damaged: it does not end with the sha256 of itself; copy or compile it again")
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix="copy-", delete_on_close=False) as file:
+        file.write(source.read_bytes())
+        file.flush()
+        os.fchmod(file.fileno(), 0o700)
+        os.fsync(file.fileno())
+        os.rename(file.name, target)
+        _sync_directory(target.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.launch.directory import ClusterRecord, find_records
 from workbench.launch.job import PROGRESS, JobResult, RankFailure, run_job
 from workbench.launch.orphans import die_with_parent, end_with_starter
 from workbench.launch.survivors import MARK, find_survivors, run_tag, stop_survivors
@@ -17,6 +18,7 @@ __all__ = [
     "PROGRESS",
     "CellDeadlineError",
     "Cluster",
+    "ClusterRecord",
     "ClusterStatus",
     "Diagnosis",
     "JobResult",
@@ -28,6 +30,7 @@ __all__ = [
     "current_cluster",
     "die_with_parent",
     "end_with_starter",
+    "find_records",
     "find_survivors",
     "run_job",
     "run_tag",

@@ -92,19 +92,19 @@ def connection_file(directory: Path, kind: str) -> Path:
     return directory / "profile" / "security" / f"ipcontroller-{CLUSTER_ID}-{kind}.json"
 
 
-def find_records() -> tuple[ClusterRecord, ...]:
-    """The records of running clusters of this user, oldest first. Clears away what dead ones left."""
+def find_records(*, clear: bool = True) -> tuple[ClusterRecord, ...]:
+    """The records of running clusters of this user, oldest first. `clear` removes what dead ones left."""
     found = []
     for directory in directories().iterdir():
         try:
             record = ClusterRecord.load(directory)
         except (OSError, ValueError, ResourceError):
-            if _age_s(directory) > _SWEEP_AGE_S:
+            if clear and _age_s(directory) > _SWEEP_AGE_S:
                 shutil.rmtree(directory, ignore_errors=True)
             continue
         if mark_lives(record.controller):
             found.append(record)
-        else:
+        elif clear:
             shutil.rmtree(directory, ignore_errors=True)
     return tuple(sorted(found, key=lambda r: r.started_s))
 
