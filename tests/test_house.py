@@ -17,7 +17,7 @@ PACKAGE = ROOT / "workbench"
 KNOW = ["errors", "documents", "defects", "settings", "version", "ranks", "fabric", "ops", "trace", "plan"]
 DO = ["backends", "runtime", "rehearse", "observe", "measure", "launch", "models"]
 SEE = ["diagnose", "views"]
-DOORS = ["demo", "doctor", "why", "explorer", "notebooks", "cli", "magics", "__main__", "__init__"]
+DOORS = ["demo", "bench", "doctor", "why", "xray", "explorer", "notebooks", "cli", "magics", "__main__", "__init__"]
 
 
 def test_imports_go_down_the_list_only() -> None:

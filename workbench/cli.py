@@ -17,8 +17,10 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from workbench.bench import measure, tune
 from workbench.errors import WorkbenchError
 from workbench.version import VERSION
+from workbench.xray import diagnose, trace
 
 SYSTEMS = ("sglang", "vllm", "megatron")
 OPTIONS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -28,6 +30,14 @@ OPTIONS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.version_option(VERSION, prog_name="workbench", message="%(prog)s %(version)s")
 def cli() -> None:
     """See, reproduce, fix and speed up fused collectives of LLM inference."""
+
+
+cli.add_command(measure)
+cli.add_command(tune)
+
+
+cli.add_command(trace)
+cli.add_command(diagnose)
 
 
 def main() -> NoReturn:
@@ -290,13 +300,46 @@ def clean(cluster: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--force", is_flag=True, help="Compile even if the cache holds the object.")
+@click.option(
+    "--arch",
+    "arches",
+    multiple=True,
+    type=click.Choice(["sm_90a", "sm_100a"]),
+    help="Compile the CUDA kernels for Hopper or Blackwell; needs nvcc and no GPU. May be given twice.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Copy the CUDA objects there too, for machines without nvcc.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Compile nothing: take the CUDA objects in this directory into the cache.",
+)
 @_json
-def build(force: bool, as_json: bool) -> None:
-    """Compile the kernels now instead of at first use."""
+def build(force: bool, arches: tuple[str, ...], out: Path | None, source: Path | None, as_json: bool) -> None:
+    """Compile the kernels now instead of at first use, or bring them from another machine."""
     from workbench.backends.build import build_cpu
+    from workbench.backends.custom_build import build_cuda, export_cuda, install_cuda
 
-    path = build_cpu(force=force, log=_say)
-    click.echo(json.dumps({"schema": 1, "cpu": str(path)}) if as_json else str(path))
+    if out is not None and not arches:
+        raise click.UsageError("--out copies CUDA objects: say which with --arch")
+    if source is not None and (force or arches or out is not None):
+        raise click.UsageError("--from compiles nothing: leave --force, --arch and --out away")
+    made: dict[str, Path] = {}
+    if source is not None:
+        made = {f"sm_{arch}": path for arch, path in install_cuda(source).items()}
+    else:
+        made["cpu"] = build_cpu(force=force, log=_say)
+        for name in dict.fromkeys(arches):
+            arch = name.removeprefix("sm_")
+            made[name] = build_cuda(arch, force=force, log=_say)
+            if out is not None:
+                made[name] = export_cuda(arch, out)
+    paths = {name: str(path) for name, path in made.items()}
+    click.echo(json.dumps({"schema": 1, **paths}) if as_json else "\n".join(paths.values()))
 
 
 @cli.command()

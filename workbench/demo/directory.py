@@ -1,4 +1,4 @@
-"""Where a demo writes: a private directory that one run at a time may hold, and private files in it."""
+"""Where a command writes: a private directory that one run at a time may hold, and private files in it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from pathlib import Path
 
 from workbench.errors import ArgumentError
 
-DEFAULT = "workbench-demo"
-MARKER = ".workbench-demo"
-"""Lies in every directory that a demo made; only such a one is ever emptied."""
-
 
 @contextmanager
-def claim_directory(asked: Path | None) -> Iterator[Path]:
-    """An empty directory of our own, held for the time of the block: `asked`, else workbench-demo in the current one.
+def claim_directory(asked: Path | None, *, command: str = "demo") -> Iterator[Path]:
+    """An empty directory of our own, held for the time of the block: `asked`, else workbench-<command> in this one.
 
-    What an earlier demo wrote there is removed; it is known by its marker file. While another run holds the default,
-    workbench-demo-2 and so on serve.
+    What an earlier run of the same command wrote there is removed; a directory that it made is known by its marker
+    file, and only such a one is ever emptied. While another run holds the default, workbench-<command>-2 and so on
+    serve.
     Raises: ArgumentError if `asked` is held by another run, is no directory, belongs to or can be written by others, or
     holds anything and no marker.
     """
-    names = [asked] if asked else [Path(DEFAULT), *(Path(f"{DEFAULT}-{i}") for i in range(2, 100))]
+    default = f"workbench-{command}"
+    names = [asked] if asked else [Path(default), *(Path(f"{default}-{i}") for i in range(2, 100))]
     for path in names:
         handle = _hold(path.absolute())
         if handle is None:
             continue
         try:
-            _empty(path.absolute())
+            _empty(path.absolute(), command)
             yield path.absolute()
         finally:
             os.close(handle)
@@ -73,13 +71,16 @@ def _hold(path: Path) -> int | None:
     return handle
 
 
-def _empty(path: Path) -> None:
+def _empty(path: Path, command: str) -> None:
+    marker = f".workbench-{command}"
     found = sorted(p.name for p in path.iterdir())
-    if found and MARKER not in found:
-        raise ArgumentError(f"{path} holds {found[0]!r}, and no demo made it; choose an empty directory with --out")
+    if found and marker not in found:
+        raise ArgumentError(
+            f"{path} holds {found[0]!r}, and no {command} made it; choose an empty directory with --out"
+        )
     for entry in list(path.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    write_private(path / MARKER, "A directory of `workbench demo`: the next run in it removes everything here.\n")
+    write_private(path / marker, f"A directory of `workbench {command}`: the next run in it removes everything here.\n")

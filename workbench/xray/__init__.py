@@ -1,0 +1,29 @@
+"""The X-ray: any distributed program, run recorded; what went wrong, told while it hangs or when it ends, and shown."""
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.xray.commands import diagnose, trace
+
+if TYPE_CHECKING:
+    from workbench.xray.report import write_report
+    from workbench.xray.run import Outcome, trace_command
+    from workbench.xray.verdict import Verdict, judge
+
+__all__ = ["Outcome", "Verdict", "diagnose", "judge", "trace", "trace_command", "write_report"]
+
+_HOMES = {
+    "Outcome": "run",
+    "Verdict": "verdict",
+    "judge": "verdict",
+    "trace_command": "run",
+    "write_report": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What the commands use, on first use: the command line loads no figures to print its help."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench.xray' has no attribute {name!r}")
+    return getattr(import_module(f"workbench.xray.{_HOMES[name]}"), name)

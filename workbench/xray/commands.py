@@ -1,0 +1,87 @@
+"""The commands `trace` and `diagnose`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--deadline",
+    type=click.FloatRange(0, 86400, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds without any event, with a rank waiting, after which the job is judged.",
+)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to.  [default: workbench-trace]"
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write one JSON document here; - is stdout.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def trace(deadline: float, out: Path | None, json_file: str | None, command: tuple[str, ...]) -> None:
+    """Run any torch.distributed program recorded, and say what went wrong while it hangs or when it ends.
+
+    The program is not changed: neither the order of its calls nor their results. A job that hangs is ended after the
+    deadline if the fault is known; one that computes or sleeps never is. Exit 3 with findings, else the command's own.
+
+    \b
+      workbench trace -- torchrun --nproc-per-node 4 train.py
+      workbench trace --deadline 20 --json verdict.json -- torchrun --nproc-per-node 2 train.py --lr 0.1
+    """
+    from workbench.demo import claim_directory
+    from workbench.xray.report import write_report
+    from workbench.xray.run import trace_command
+
+    with claim_directory(out, command="trace") as directory:
+        outcome = trace_command(command, directory, deadline_s=deadline, say=_say, output_to_stderr=json_file == "-")
+        document = outcome.verdict.to_json(command_status=outcome.status)
+        _write(document, json_file)
+        report = write_report(
+            directory / "report.html", outcome.verdict, command=shlex.join(command), command_status=outcome.status
+        )
+        _say(f"verdict: {document['verdict']}; report: {report}")
+    if outcome.interrupted:
+        raise click.exceptions.Exit(130)
+    raise click.exceptions.Exit(3 if outcome.verdict.findings else outcome.status)
+
+
+@click.command()
+@click.option("--pid", type=click.IntRange(min=1), help="A process of a job that hangs and was not recorded.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.argument("directories", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def diagnose(pid: int | None, as_json: bool, directories: tuple[Path, ...]) -> None:
+    """The verdict from what was recorded: directories of `workbench trace`, of several nodes too. Exit 3 with findings.
+
+    \b
+      workbench diagnose workbench-trace
+      workbench diagnose node0/workbench-trace node1/workbench-trace --json
+      workbench diagnose --pid 4711
+    """
+    from workbench.xray.verdict import judge
+
+    if (pid is None) == (not directories):
+        raise click.UsageError("give either directories of `workbench trace` or --pid")
+    verdict = judge(*(d / "trace" if (d / "trace").is_dir() else d for d in directories))
+    document = verdict.to_json(command_status=None)
+    click.echo(json.dumps(document) if as_json else str(verdict))
+    if verdict.findings:
+        raise click.exceptions.Exit(3)
+
+
+def _write(document: dict[str, Any], file: str | None) -> None:
+    if file == "-":
+        click.echo(json.dumps(document))
+        sys.stdout.flush()
+    elif file is not None:
+        Path(file).write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def _say(text: str) -> None:
+    if text:
+        click.echo(text, err=True)

@@ -1,0 +1,126 @@
+"""What the X-ray shows: report.html, from the verdict and the trace behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.demo import write_private
+from workbench.diagnose import Finding
+from workbench.errors import LayoutError
+from workbench.ranks import GroupMap
+from workbench.trace import Lanes, Trace, capture_timeline, rendezvous_lanes
+from workbench.views import (
+    Code,
+    Picture,
+    Section,
+    Table,
+    Text,
+    group_map_figure,
+    group_map_text,
+    lanes_figure,
+    lanes_text,
+    report_html,
+    timeline_figure,
+    timeline_text,
+)
+from workbench.xray.verdict import Verdict, source_lines
+
+
+def write_report(path: Path, verdict: Verdict, *, command: str, command_status: int | None) -> Path:
+    """Write one page: findings with their lines of code, ranks, groups, who waited for whom, captures, stacks."""
+    trace = verdict.trace
+    sections = [_summary(verdict, command, command_status)]
+    sections += [_finding(n, f) for n, f in enumerate(verdict.findings, start=1)]
+    if trace is not None:
+        sections.append(_ranks(verdict))
+        sections += _groups(trace)
+        sections += _lanes(rendezvous_lanes(trace, until_ns=verdict.now_ns if verdict.waiting else None))
+        timeline = capture_timeline(trace.events)
+        if timeline is not None:
+            picture = Picture(timeline_figure(timeline), timeline_text(timeline), "A lane is a rank.")
+            sections.append(Section("Captured and replayed", (picture,)))
+    if verdict.stacks:
+        sections.append(Section("Stacks", (Code(verdict.stacks_text()),)))
+    write_private(path, report_html("X-ray of a distributed program", sections))
+    return path
+
+
+def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
+    trace = verdict.trace
+    if trace is None:
+        found = "No process used torch.distributed."
+    else:
+        found = f"{len(trace.events)} events of {len(trace.ranks)} of {verdict.world_size} ranks. "
+        found += f"{len(verdict.findings)} findings." if verdict.findings else "No defect found."
+        if not trace.complete:
+            found += " Records are missing, so what is absent may only look so."
+    ended = "" if status is None else f" The command's exit status is {status}."
+    return Section("Verdict", (Code(command), Text(found + ended)))
+
+
+def _finding(number: int, finding: Finding) -> Section:
+    heading = f"{'First cause' if number == 1 else f'Finding {number}'}: {finding.kind}"
+    ranks = ", ".join(map(str, finding.ranks)) or "none"
+    where = "" if finding.group is None else f" Group: {finding.group}."
+    parts: list[Text | Code] = [
+        Text(finding.message),
+        Text(f"World ranks at fault: {ranks}.{where} Certainty: {finding.certainty}. Rule: {finding.code}."),
+    ]
+    code = source_lines((finding.message, *finding.evidence), most=8)
+    if finding.evidence or code:
+        parts.append(Code("\n".join([*finding.evidence, *(f"> {line}" for line in code)])))
+    parts.append(Text(f"Try: {finding.fix}"))
+    return Section(heading, tuple(parts))
+
+
+def _ranks(verdict: Verdict) -> Section:
+    rows = tuple((s.world_rank, s.state, s.last) for s in verdict.standings)
+    return Section("Where each rank stood", (Table(("world rank", "state", "call"), rows),))
+
+
+def _groups(trace: Trace) -> list[Section]:
+    """The group map the program declared, else the groups that its ranks made."""
+    group_map = _declared(trace) or _observed(trace)
+    if group_map is None:
+        return []
+    caption = "A column is a rank, a row a kind of group; ranks with the same colour in a row belong together."
+    return [
+        Section("Who is in which group", (Picture(group_map_figure(group_map), group_map_text(group_map), caption),))
+    ]
+
+
+def _declared(trace: Trace) -> GroupMap | None:
+    import json
+
+    for rank in trace.ranks:
+        for document in rank.declared:
+            try:
+                return GroupMap.from_json(json.loads(document))
+            except (LayoutError, ValueError):
+                continue
+    return None
+
+
+def _observed(trace: Trace) -> GroupMap | None:
+    """Groups by kind; a rank that is in two groups of one kind puts the later ones in a row of their own."""
+    rows: dict[str, list[list[int]]] = {}
+    for group in sorted({g for r in trace.ranks for g in r.groups}, key=lambda g: (g.ordinal, g.world_ranks)):
+        ranks = list(group.world_ranks)
+        for number in range(1, 64):
+            row = rows.setdefault(group.key.kind if number == 1 else f"{group.key.kind}-{number}", [])
+            if ranks in row:
+                break
+            if not any(set(ranks) & set(other) for other in row):
+                row.append(ranks)
+                break
+    try:
+        return GroupMap.custom({kind: lists for kind, lists in rows.items() if lists})
+    except LayoutError:
+        return None
+
+
+def _lanes(lanes: Lanes) -> list[Section]:
+    if not lanes.calls:
+        return []
+    picture = Picture(lanes_figure(lanes), lanes_text(lanes), "A lane is a rank; pale: waiting for a member.")
+    return [Section("Who waited for whom", (picture,))]

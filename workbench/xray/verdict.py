@@ -1,0 +1,150 @@
+"""The verdict on a recorded job: its findings, where every rank stands, and their stacks."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workbench.diagnose import Finding, diagnose
+from workbench.observe import Frame, read_observed
+from workbench.trace import Trace, TraceError
+from workbench.xray.standing import Standing, find_standings, waiting_ranks
+
+SCHEMA = 1
+_LINE = re.compile(r"\((?P<file>[^()\s][^()]*):(?P<line>\d+)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found. `trace` is None if no process recorded anything. `waiting`: ranks inside a recorded call."""
+
+    trace: Trace | None
+    findings: tuple[Finding, ...] = ()
+    standings: tuple[Standing, ...] = ()
+    waiting: frozenset[int] = frozenset()
+    now_ns: int = 0
+    stacks: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the largest default group that was asked for; else of those that left a file."""
+        if self.trace is None:
+            return 0
+        asked = [len(e.group.world_ranks) for e in self.trace.events if e.op == "init_process_group" and e.group]
+        return max([*asked, *(r + 1 for r in self.trace.world_ranks)], default=0)
+
+    def to_json(self, *, command_status: int | None) -> dict[str, Any]:
+        """The document of `workbench trace --json` and `workbench diagnose --json`."""
+        return {
+            "schema": SCHEMA,
+            "verdict": "defect" if self.findings else "ok",
+            "world_size": self.world_size,
+            "command_status": command_status,
+            "findings": [f.to_json() for f in self.findings],
+        }
+
+    def __str__(self) -> str:
+        if self.trace is None:
+            return "no process used torch.distributed; nothing to judge"
+        lines = []
+        for number, finding in enumerate(self.findings, start=1):
+            lines.append(f"{'first cause' if number == 1 else 'then'}: {finding}")
+            lines += [f"    {line}" for line in finding.evidence]
+            lines += [f"    > {text}" for text in source_lines((finding.message, *finding.evidence))]
+        if not lines:
+            lines.append(f"no defect found in {len(self.trace.events)} events of {len(self.trace.ranks)} ranks")
+        else:
+            lines += [str(s) for s in self.standings]
+        return "\n".join(lines)
+
+    def stacks_text(self) -> str:
+        """The stack of every rank that gave one, from its program's start inwards."""
+        lines = []
+        for rank, frames in sorted(self.stacks.items()):
+            lines.append(f"stack of world rank {rank}, innermost last:")
+            lines += [f"    {frame}" for frame in reversed(frames)]
+        return "\n".join(lines)
+
+
+def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None, running: bool = False) -> Verdict:
+    """Read what the ranks recorded and say what went wrong.
+
+    running: the job still runs here, so a rank that did not come may yet come, until deadline_s.
+    Raises: OSError. Files that cannot be read are counted against the certainty of the findings.
+    """
+    try:
+        trace = read_observed(*directories)
+    except TraceError:
+        if any(next(Path(d).glob("*.wbtrace"), None) for d in directories):
+            raise
+        return Verdict(trace=None)
+    now_ns = now_on(trace)
+    dead = dead_ranks(trace) if running or _is_local(trace) else frozenset()
+    return Verdict(
+        trace=trace,
+        findings=diagnose(trace, deadline_s=deadline_s, now_ns=now_ns if running else None, dead=dead),
+        standings=find_standings(trace, now_ns=now_ns if running else _last_ns(trace), dead=dead),
+        waiting=waiting_ranks(trace, dead=dead),
+        now_ns=now_ns,
+    )
+
+
+def now_on(trace: Trace) -> int:
+    """The present on the trace's clock, for ranks of this host. Units: nanoseconds since 1970."""
+    for rank in trace.ranks:
+        header = rank.header
+        if header.boot_id == _boot_id():
+            return time.monotonic_ns() + header.anchor_wall_ns - header.anchor_monotonic_ns
+    return time.time_ns()
+
+
+def dead_ranks(trace: Trace) -> frozenset[int]:
+    """World ranks of this host whose process is gone and which did not say how they ended."""
+    told = {e.world_rank for e in trace.events if e.op == "exit"}
+    here = _boot_id()
+    return frozenset(
+        r.world_rank
+        for r in trace.ranks
+        if r.header.boot_id == here and r.world_rank not in told and not _lives(r.header.pid)
+    )
+
+
+def source_lines(texts: Sequence[str], *, most: int = 4) -> list[str]:
+    """The lines of code that these texts name as (file:line), where the file is here to be read."""
+    found: dict[str, None] = {}
+    for text in texts:
+        for match in _LINE.finditer(text):
+            code = linecache.getline(match["file"], int(match["line"])).strip()
+            if code:
+                found[f"{os.path.basename(match['file'])}:{match['line']}: {code}"] = None
+    return list(found)[:most]
+
+
+def _is_local(trace: Trace) -> bool:
+    return any(r.header.boot_id == _boot_id() for r in trace.ranks)
+
+
+def _last_ns(trace: Trace) -> int:
+    return trace.events[-1].time_ns if trace.events else 0
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "?"
