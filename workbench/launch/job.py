@@ -17,6 +17,7 @@ from typing import IO
 
 import psutil
 
+from workbench.launch.multicast import multicast_switches
 from workbench.launch.survivors import MARK, run_tag
 
 PROGRESS = "@progress "
@@ -132,6 +133,7 @@ def _job_environment(extra: Mapping[str, str], ranks: int) -> dict[str, str]:
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environment.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")
     environment[MARK] = run_tag()
+    environment.update(multicast_switches(environment))
     environment.update(extra)
     return environment
 

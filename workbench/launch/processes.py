@@ -21,6 +21,7 @@ import psutil
 
 import workbench
 from workbench.launch.job import RankFailure
+from workbench.launch.multicast import multicast_switches
 from workbench.launch.spec import EngineSpec
 from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag
 
@@ -129,6 +130,7 @@ def rank_environment(ranks: int, mark: str) -> dict[str, str]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks))),
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the agent counts GPUs without touching CUDA, or its children could not
         MARK: mark,
+        **multicast_switches(os.environ),
     }
 
 
