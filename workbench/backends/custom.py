@@ -16,7 +16,7 @@ import torch
 
 from workbench.backends import custom_abi as abi
 from workbench.backends.base import Channel, Json, Request, Verdict
-from workbench.backends.custom_build import NO_NVCC, build_cuda, find_nvcc
+from workbench.backends.custom_build import build_cuda, why_no_kernels
 from workbench.backends.vote import vote
 from workbench.errors import ClosedError, DeadlineError, ResourceError
 from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
@@ -46,8 +46,8 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"{request.dtype}; the kernels serve bfloat16, float16 and float32")
     if request.hidden % 8 or not 8 <= request.hidden <= 16384:
         return Verdict(False, f"hidden {request.hidden}; the kernels serve multiples of 8 up to 16384")
-    if find_nvcc() is None:
-        return Verdict(False, NO_NVCC)
+    if missing := why_no_kernels(_arch_name()):
+        return Verdict(False, missing)
     needed = 2 * (key.size - 1) * request.max_tokens * request.hidden * request.dtype.itemsize
     free = torch.cuda.mem_get_info()[0]
     if free < needed:
@@ -69,8 +69,7 @@ def bind(channel: Channel, request: Request) -> CustomWorkspace:
     opened: list[int] = []
 
     def allocate() -> Json:
-        major, minor = torch.cuda.get_device_capability()
-        library = build_cuda(f"{major}{minor}a")
+        library = build_cuda(_arch_name())
         kernels = _kernels(library)
         _, _, uuid = kernels.device(device)
         memory = abi.OwnMemory(
@@ -302,6 +301,10 @@ class CustomWorkspace:
         rank.x, rank.residual, call.weight = (None if t is None else t.data_ptr() for t in held)
         rank.sum, rank.norm = total.data_ptr(), None if norm is None else norm.data_ptr()
         self._memory.kernels.push(call, torch.cuda.current_stream().cuda_stream)
+
+
+def _arch_name() -> str:
+    return "{}{}a".format(*torch.cuda.get_device_capability())
 
 
 def _aligned(t: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,21 +1,26 @@
-"""Compile the CUDA kernels with nvcc: once per sources, compiler and architecture, into the package's private cache."""
+"""Compile the CUDA kernels with nvcc: once per sources and architecture, into the package's private cache.
+
+An object holds no torch, no Python and a CUDA runtime of its own, so one made on any machine serves every machine of
+its architecture: `export_cuda` puts it into a directory, `install_cuda` takes it there on a machine without nvcc.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from workbench.backends.build import cache_directory, check_private
-from workbench.backends.sealed import is_whole, put_in_place
+from workbench.backends.build import cache_directory, check_private, is_ready, locked
+from workbench.backends.sealed import copy_in_place, put_in_place
 from workbench.errors import ResourceError
 
 UNITS = ("abi.cu", "push_bf16.cu", "push_fp16.cu", "push_fp32.cu")
@@ -27,8 +32,12 @@ LOCK_DEADLINE_S = 600.0
 COMPILE_DEADLINE_S = 300.0
 NO_NVCC = (
     "no nvcc was found ($CUDA_HOME/bin, PATH, /usr/local/cuda/bin), so the CUDA kernels cannot be compiled; install a "
-    "CUDA 12.8 or later toolkit, or set CUDA_HOME"
+    "CUDA 12.8 or later toolkit, set CUDA_HOME, or bring them: `workbench build --arch ARCH --out DIR` where nvcc is, "
+    "`workbench build --from DIR` here"
 )
+_OBJECT = re.compile(r"wbk-cuda-sm_(\d+a)-([0-9a-f]{32})\.so")
+
+Log = Callable[[str], None]
 
 
 def find_nvcc() -> str | None:
@@ -41,30 +50,64 @@ def find_nvcc() -> str | None:
     )
 
 
-def build_cuda(arch: str) -> Path:
-    """The shared object of the CUDA kernels for `arch` ("90a", "100a"), compiled now unless the cache holds it.
+def why_no_kernels(arch: str) -> str:
+    """'' if the kernels for `arch` are in the cache or can be compiled here, else one line that says what to do."""
+    return "" if find_nvcc() is not None or is_ready(_target(arch)) else NO_NVCC
 
-    Needs no GPU. Local; safe for any number of processes at once.
-    Raises: ResourceError without nvcc, for a failed compilation with its first errors, or where another process holds
-        the build lock too long.
+
+def build_cuda(arch: str, *, force: bool = False, log: Log = lambda _line: None) -> Path:
+    """The shared object of the CUDA kernels for `arch` (one of ARCHES), compiled now unless the cache holds it.
+
+    Needs no GPU. `force` compiles even then. `log` receives one line for each thing done.
+    Local; safe for any number of processes at once.
+    Raises: ResourceError where it must compile and there is no nvcc, for a failed compilation with its first errors, or
+        where another process holds the build lock too long.
     """
+    target = _target(arch)
+    if not force and is_ready(target):
+        return target
     nvcc = find_nvcc()
     if nvcc is None:
         raise ResourceError(NO_NVCC)
-    target = cache_directory() / f"wbk-cuda-sm_{arch}-{_key(nvcc, arch)}.so"
-    if not _is_ready(target):
-        lock = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            _lock(lock, target)
-            if not _is_ready(target):
-                _compile(nvcc, arch, target)
-        finally:
-            os.close(lock)
+    with locked(target.with_suffix(".lock"), "the CUDA kernels", LOCK_DEADLINE_S):
+        if force or not is_ready(target):
+            _compile(nvcc, arch, target, log)
     return check_private(target)
 
 
-def _is_ready(target: Path) -> bool:
-    return target.exists() and is_whole(check_private(target))
+def export_cuda(arch: str, directory: Path) -> Path:
+    """Copy the compiled object for `arch` from the cache into `directory`, which is made if it is missing."""
+    made = _target(arch)
+    directory.mkdir(parents=True, exist_ok=True)
+    copy_in_place(made, directory / made.name)
+    return directory / made.name
+
+
+def install_cuda(directory: Path) -> dict[str, Path]:
+    """Take every object of ours in `directory` into the cache: {arch: where it is now}.
+
+    Raises: ResourceError if there is none, if one is damaged, or if one was compiled from other sources than this
+        package's; nothing is installed then.
+    """
+    found = [(path, match) for path in sorted(directory.glob("*.so")) if (match := _OBJECT.fullmatch(path.name))]
+    if not found:
+        raise ResourceError(
+            f"{directory} holds no wbk-cuda-*.so; `workbench build --arch ARCH --out DIR` puts one there"
+        )
+    for path, match in found:
+        if match[2] != _key(match[1]):
+            raise ResourceError(
+                f"{path} was compiled from other kernel sources (key {match[2]}) than this package has "
+                f"(key {_key(match[1])}); run `workbench build --arch sm_{match[1]} --out DIR` with this version"
+            )
+    installed = {match[1]: _target(match[1]) for _, match in found}
+    for path, match in found:
+        copy_in_place(path, installed[match[1]])
+    return installed
+
+
+def _target(arch: str) -> Path:
+    return cache_directory() / f"wbk-cuda-sm_{arch}-{_key(arch)}.so"
 
 
 @cache
@@ -75,44 +118,36 @@ def _sources() -> dict[str, str]:
 
 
 @cache
-def _key(nvcc: str, arch: str) -> str:
+def _key(arch: str) -> str:
+    """What makes an object fit this package: not the compiler, so that a machine without one finds it too."""
     digest = hashlib.sha256()
-    version = subprocess.run(
-        [nvcc, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=False
-    ).stdout
-    for part in (version, arch, *FLAGS, *(f"{n}\0{t}" for n, t in _sources().items())):
+    for part in (arch, *FLAGS, *(f"{n}\0{t}" for n, t in _sources().items())):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
 
 
-def _lock(fd: int, target: Path) -> None:
-    deadline = time.monotonic() + LOCK_DEADLINE_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ResourceError(
-                    f"another process compiles {target} for more than {LOCK_DEADLINE_S:g} s; end it and try again"
-                ) from None
-            time.sleep(0.1)
-
-
-def _compile(nvcc: str, arch: str, target: Path) -> None:
+def _compile(nvcc: str, arch: str, target: Path, log: Log) -> None:
+    started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         for name, text in _sources().items():
             path = Path(scratch, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         code = f"-gencode=arch=compute_{arch},code=sm_{arch}"
-        lines = [[nvcc, *FLAGS, code, "-c", f"{scratch}/cuda/{u}", "-o", f"{scratch}/{u}.o"] for u in UNITS]
+        log(f"compiling {len(UNITS)} files for sm_{arch} with {nvcc}")
         with ThreadPoolExecutor(min(len(UNITS), os.cpu_count() or 1)) as pool:
-            list(pool.map(_run, lines))
+            jobs = {
+                pool.submit(_run, [nvcc, *FLAGS, code, "-c", f"{scratch}/cuda/{u}", "-o", f"{scratch}/{u}.o"]): u
+                for u in UNITS
+            }
+            for done, job in enumerate(as_completed(jobs), start=1):
+                job.result()
+                log(f"sm_{arch}: {done} of {len(UNITS)}, {jobs[job]}, after {time.monotonic() - started:.0f} s")
         made = Path(scratch, "made.so")
         objects = [f"{scratch}/{u}.o" for u in UNITS]
         _run([nvcc, "-shared", "-cudart", "static", *objects, "-o", str(made)])
         put_in_place(made, target)
+    log(f"compiled in {time.monotonic() - started:.1f} s: {target}")
 
 
 def _run(line: list[str]) -> None:

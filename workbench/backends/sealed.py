@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
+
+from workbench.errors import ResourceError
 
 _MARK = b"\0wbk-sealed-1\0"
 _SEAL_BYTES = len(_MARK) + 32  # the mark, and the sha256 of all bytes before it
@@ -32,28 +35,21 @@ def put_in_place(made: Path, target: Path) -> None:
         os.fchmod(file.fileno(), 0o700)
         os.fsync(file.fileno())
     made.replace(target)
-    _sync_directory(target.parent)
-
-
-def copy_in_place(source: Path, target: Path) -> None:
-    """Copy a sealed object, under the same promises. Raises ResourceError if `source` is not whole."""
-    if not is_whole(source):
-        raise ResourceError(f"{source} is damaged: it does not end with the sha256 of itself; copy or compile it again")
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix="copy-", delete_on_close=False) as file:
-        file.write(source.read_bytes())
-        file.flush()
-        os.fchmod(file.fileno(), 0o700)
-        os.fsync(file.fileno())
-        os.rename(file.name, target)
-        _sync_directory(target.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def copy_in_place(source: Path, target: Path) -> None:
+    """Put a copy of a sealed object in place. Raises ResourceError if `source` is not whole."""
+    if not is_whole(source):
+        raise ResourceError(f"{source} is damaged: it does not end with the sha256 of itself; copy or compile it again")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="copy-") as scratch:
+        made = Path(scratch, "made.so")
+        made.write_bytes(source.read_bytes()[:-_SEAL_BYTES])
+        put_in_place(made, target)
 
 
 def _seal(data: bytes) -> bytes:
