@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.trace.made import START_NS, call, group, trace
-from workbench.trace import Lanes, rendezvous_lanes
+from workbench.trace import CallSite, Lanes, rendezvous_lanes
 from workbench.views import lanes_figure, lanes_text
 from workbench.views.lanes import MAX_VISITS
 from workbench.views.words import ranks_text, time_text
@@ -53,6 +53,40 @@ def test_a_missing_rank_has_an_outline_that_says_who_waits() -> None:
     hatched = named(hanging(), "tp")[2]
     assert (hatched["base"], hatched["x"], hatched["y"]) == ([0.0, 20.0], [500.0, 480.0], [0, 2])
     assert hatched["marker"]["pattern"]["shape"] == "/"
+
+
+def test_a_missing_rank_that_is_stuck_elsewhere_keeps_its_outline_around_the_bar() -> None:
+    """Rank 1 never comes to tp, since it waits in cp for rank 3: both stories stand in its lane."""
+    cp = group("cp", 1, 3)
+    events = call(0, TP, 1, 10) + call(2, TP, 1, 30) + call(1, cp, 1, 20)
+    lanes = rendezvous_lanes(trace(events, ranks=range(4)), until_ns=START_NS + 510_000)
+    names = [t.get("name") for t in drawn(lanes)["data"]]
+    (missing,) = named(lanes, "never came")
+    assert sorted(zip(missing["y"], missing["text"], strict=True)) == [(1, ""), (3, "never came; rank 1 waiting")]
+    assert missing["width"] > named(lanes, "cp")[2]["width"]
+    assert names.index("never came") > max(n for n, name in enumerate(names) if name in ("tp", "cp"))  # on top
+
+
+def test_a_kind_with_only_unfinished_calls_stands_in_the_legend() -> None:
+    inside = named(hanging(), "tp")[0]
+    assert inside["x"] == [None]  # plotly leaves a trace without any point out of the legend
+    assert inside["marker"]["color"] == "#0072B2"
+    assert "showlegend" not in inside
+
+
+def test_a_line_of_a_cell_is_called_by_its_number_and_not_by_its_file() -> None:
+    sites = {
+        "step": "cell, in step, line 3",
+        "<module>": "cell, line 3",
+    }
+    for function, told in sites.items():
+        site = CallSite(function, "/tmp/ipykernel_77/1234567890.py", 3)
+        events = call(0, TP, 1, 10, site=site) + call(1, TP, 1, 20, site=site)
+        texts = drawn(rendezvous_lanes(trace(events, ranks=range(3))))["data"][-1]["customdata"]
+        assert texts[0].endswith(f"<br>{told}")
+        assert str(site) == told
+        assert site.in_cell
+    assert str(CallSite("decode", "model.py", 41)) == "decode (model.py:41)"
 
 
 def test_hovering_tells_who_waited_for_whom_and_where() -> None:

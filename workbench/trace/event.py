@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -62,16 +63,31 @@ class GroupInfo:
         return name if self.generation == 0 else f"{name} generation {self.generation}"
 
 
+_CELL_FILE = re.compile(r".*[/\\]ipykernel_\d+[/\\]\w+\.py")  # as ipykernel names them
+
+
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """The line that made a call: the first frame outside the recording rooms of this package and outside torch."""
+    """The line that made a call: the first frame outside the recording rooms of this package and outside torch.
+
+    A cell of a notebook has a file of its own, by a name that says nothing to its author: there it is "cell, line 3".
+    """
 
     function: str
     file: str
     line: int
 
+    @property
+    def in_cell(self) -> bool:
+        """Whether the line stands in a cell of a notebook."""
+        return _CELL_FILE.fullmatch(self.file) is not None
+
     def __str__(self) -> str:
-        return f"{self.function} ({self.file}:{self.line})"
+        if not self.in_cell:
+            return f"{self.function} ({self.file}:{self.line})"
+        return (
+            f"cell, line {self.line}" if self.function == "<module>" else f"cell, in {self.function}, line {self.line}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

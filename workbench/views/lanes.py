@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -24,7 +25,8 @@ def lanes_figure(lanes: Lanes) -> go.Figure:
 
     A thin line joins the members of a call at the last arrival; its diamond sits on the rank that came last, and the
     arrowheads of those that waited point to it. A hatched bar ends in the open: the rank is still inside. A vermilion
-    outline is a rank that never came, a dotted grey line one of which no record is left. Below 300 kB.
+    outline is a rank that never came; it goes around the bars of calls that the rank made or is stuck in meanwhile. A
+    dotted grey line is a rank of which no record is left. Below 300 kB.
     """
     calls = _newest(lanes.calls)
     unit, size = time_unit(lanes.end_ns - lanes.start_ns)
@@ -137,8 +139,14 @@ class _Bars:
         self.length.append(round(end - start, 3))
         self.lane.append(lane)
 
+    def __iter__(self) -> Iterator[tuple[int, float, float]]:
+        """Lane, base and length of each."""
+        return zip(self.lane, self.base, self.length, strict=True)
+
     def trace(self, **look: Any) -> go.Bar:
-        return go.Bar(base=self.base, x=self.length, y=self.lane, orientation="h", hoverinfo="skip", **look)
+        """Without a bar it still has its entry in the legend."""
+        bars = {"base": self.base, "x": self.length, "y": self.lane} if self.base else {"x": [None], "y": [None]}
+        return go.Bar(**bars, orientation="h", hoverinfo="skip", **look)
 
 
 class _Points:
@@ -190,15 +198,6 @@ class _Drawing:
     def traces(self) -> list[Any]:
         """From back to front. A legend entry that only explains a look is drawn in grey and holds no bar."""
         traces: list[Any] = []
-        if self._missing.base:
-            outline = {"color": theme.fade(theme.ALARM, 0.12), "line": {"color": theme.ALARM, "width": 1.5}}
-            words: dict[str, Any] = {
-                "text": self._missing_texts,
-                "textposition": "inside",
-                "insidetextanchor": "middle",
-            }
-            words |= {"textangle": 0, "insidetextfont": {"color": theme.ALARM, "size": 11}, "constraintext": "none"}
-            traces.append(self._missing.trace(name="never came", marker=outline, width=0.62, legendrank=2000, **words))
         for kind in sorted(self._waits.keys() | self._insides.keys() | self._open.keys()):
             colour = theme.kind_colour(kind)
             look: dict[str, Any] = {"legendgroup": escape(kind), "width": 0.62, "name": escape(kind)}
@@ -210,12 +209,14 @@ class _Drawing:
             ]
         pale, _, hatched = _looks(theme.INK)
         if self._waits:
-            traces.append(go.Bar(x=[None], y=[None], orientation="h", name="waits for others", marker=pale))
+            traces.append(_Bars().trace(name="waits for others", marker=pale))
         if self._open:
-            traces.append(go.Bar(x=[None], y=[None], orientation="h", name="still inside", marker=hatched))
+            traces.append(_Bars().trace(name="still inside", marker=hatched))
         if self._unknown.x:
             dots = {"color": theme.INK, "dash": "dot", "width": 2}
             traces.append(self._unknown.scatter(mode="lines", line=dots, name="no record"))
+        if self._missing.base:
+            traces.append(self._outlines())
         sign: dict[str, Any] = {"color": "#FFFFFF", "line": {"color": "#333333", "width": 1}}
         if self._lasts.x:
             line = {"color": theme.INK, "width": 1}
@@ -240,6 +241,22 @@ class _Drawing:
         hover = self._hover.trace(marker=clear, width=0.8, showlegend=False)
         hover.update(hoverinfo=None, customdata=self._texts, hovertemplate="%{customdata}<extra></extra>")
         return [*traces, hover]
+
+    def _outlines(self) -> go.Bar:
+        """Around the lanes of ranks that never came; the words only where no bar lies beneath them."""
+        outline = {"color": theme.fade(theme.ALARM, 0.12), "line": {"color": theme.ALARM, "width": 1.5}}
+        drawn = [(lane, base, base + length) for bars in self._bars() for lane, base, length in bars]
+        texts = [
+            "" if any(lane == at and start < base + length and end > base for at, start, end in drawn) else text
+            for (lane, base, length), text in zip(self._missing, self._missing_texts, strict=True)
+        ]
+        words: dict[str, Any] = {"text": texts, "textposition": "inside", "insidetextanchor": "middle"}
+        words |= {"textangle": 0, "insidetextfont": {"color": theme.ALARM, "size": 11}, "constraintext": "none"}
+        return self._missing.trace(name="never came", marker=outline, width=0.86, legendrank=2000, **words)
+
+    def _bars(self) -> Iterator[_Bars]:
+        for by_kind in (self._waits, self._insides, self._open):
+            yield from by_kind.values()
 
     def _visit(self, call: Call, visit: Visit, kind: str, met_ns: int | None) -> None:
         """The bar of one rank in one call: pale up to the moment all had come, full from then on."""
@@ -306,7 +323,8 @@ class _Drawing:
         if visit.error:
             lines.append(escape(_shorten(visit.error, 160)))
         if visit.site is not None:
-            lines.append(escape(f"{visit.site.function} ({_shorten(visit.site.file, -40)}:{visit.site.line})"))
+            file = visit.site.file if visit.site.in_cell else _shorten(visit.site.file, -40)
+            lines.append(escape(str(replace(visit.site, file=file))))
         return "<br>".join(lines)
 
 
