@@ -1,7 +1,47 @@
-"""Timing method and the peers to time beside: live, side by side, after a correctness check."""
+"""Timing method and the ways to time beside: live, side by side, after a correctness check; and the cost model."""
 
+from workbench.measure.about import describe_device
+from workbench.measure.fused import measure_fused
+from workbench.measure.library import NO_MULTICAST
+from workbench.measure.losses import Loss, find_losses, require_same
+from workbench.measure.roofline import (
+    Published,
+    Rates,
+    find_crossover,
+    find_rates,
+    fit_line,
+    link_bytes,
+    memory_bytes,
+    predict_us,
+    published_figures,
+    simulate_us,
+)
+from workbench.measure.spec import FusedSpec
 from workbench.measure.subgroups import time_subgroups
 from workbench.measure.timing import alternate
+from workbench.measure.tuned import tuned_table
 from workbench.measure.unfused import Unfused
 
-__all__ = ["Unfused", "alternate", "time_subgroups"]
+__all__ = [
+    "NO_MULTICAST",
+    "FusedSpec",
+    "Loss",
+    "Published",
+    "Rates",
+    "Unfused",
+    "alternate",
+    "describe_device",
+    "find_crossover",
+    "find_losses",
+    "find_rates",
+    "fit_line",
+    "link_bytes",
+    "measure_fused",
+    "memory_bytes",
+    "predict_us",
+    "published_figures",
+    "require_same",
+    "simulate_us",
+    "time_subgroups",
+    "tuned_table",
+]

@@ -24,6 +24,7 @@ def describe_run(spec: FusedSpec) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "workbench": VERSION,
         "commit": _ask("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD") or "unknown",
+        "arch": "sm{}{}".format(*torch.cuda.get_device_capability()) if cuda else "cpu",
         "command": spec.command,
         "method": spec.method,
         "calls": spec.calls,

@@ -24,6 +24,7 @@ class Gemms:
 
     @classmethod
     def make(cls, work: Work, tokens: int) -> Gemms:
+        """Random matrices; the products keep the size of what goes in."""
         inner = max(8, work.hidden // work.ranks // 8 * 8)
 
         def draw(rows: int, columns: int, scale: float) -> torch.Tensor:
@@ -35,6 +36,23 @@ class Gemms:
             second=draw(work.hidden, inner, work.hidden**-0.5),
             result=torch.empty(tokens, inner, device=work.device, dtype=work.dtype),
         )
+
+    def whole(self, rank: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(given, first, their product) of a rank, made anywhere: whole numbers from -8 to 8, so the product is exact.
+
+        A row of `given` has one number that is not zero.
+        """
+        device = self.given.device
+        generator = torch.Generator(device=device).manual_seed(64 * seed + rank)
+
+        def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, device=device, generator=generator)
+
+        tokens, inner = self.given.shape
+        at, number = draw(0, inner, tokens), draw(-8, 9, tokens).to(self.given.dtype)
+        given = torch.zeros_like(self.given).scatter_(1, at[:, None], number[:, None])
+        first = draw(-1, 2, *self.first.shape).to(self.first.dtype)
+        return given, first, number[:, None] * first[at]
 
     def chained(self, case: Case) -> Case:
         """The case with a product before and after it."""

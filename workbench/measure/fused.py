@@ -17,7 +17,7 @@ from workbench.measure.about import describe_device, describe_run
 from workbench.measure.case import EPS, Case, CaseFailedError, Gives, Inputs, Work, again, check_case, together
 from workbench.measure.chain import ALONE, Gemms
 from workbench.measure.kit import PARTS, Kit
-from workbench.measure.library import LibraryWays
+from workbench.measure.library import LibraryWays, SymmetricWays
 from workbench.measure.roofline import simulate_us
 from workbench.measure.spec import FusedSpec
 from workbench.measure.timing import (
@@ -35,6 +35,7 @@ from workbench.trace import Column, Comparison, Role, Row, Scenario, Spread
 
 KIND = "tp"
 _DELAY = "delay"
+_left_open: list[ExitStack] = []
 
 
 def measure_fused(
@@ -42,11 +43,13 @@ def measure_fused(
     *,
     say: Callable[[str], None] = lambda _: None,
     save: Callable[[Comparison], None] = lambda _: None,
+    leave_open: bool = False,
 ) -> Comparison:
     """Every way to all_reduce + add + RMSNorm that runs here, right first, then timed side by side.
 
     Our own way is the one a Session takes. What gives a wrong result is named in its row and not timed; what cannot
     run here is named with the reason.   save: called on every rank with what is known, after each number of tokens.
+    leave_open: close nothing, for a process that ends next: other systems' kernels keep its memory mapped.
     Collective: every rank of the default group, or of torchrun's job if there is no group yet; equal on each.
     Raises: WorkbenchError, alike on every rank, if our own way cannot be set up; DeadlineError naming ranks.
     """
@@ -63,6 +66,8 @@ def measure_fused(
             rows = sorted((*comparison.rows, *bench.rows(tokens)), key=_place)
             comparison = replace(comparison, rows=tuple(rows), finished=tokens == spec.tokens[-1])
             save(comparison)
+        if leave_open:
+            _left_open.append(stack.pop_all())
     return comparison
 
 
@@ -98,11 +103,11 @@ class _Bench:
         for name in CANDIDATES[spec.device]:
             if name not in (ours.name, ours.name.partition(".")[0]):
                 self._try(name, partial(self._add_path, name))
-        self._others: list[LibraryWays | Kit] = []
         group = ours.session.torch_group(KIND)
         assert group is not None
-        most = max(spec.tokens)
-        self._try("library", lambda: self._others.append(LibraryWays(self._work, group, max_tokens=most)))
+        self._others: list[LibraryWays | SymmetricWays | Kit] = [LibraryWays(self._work, group)]
+        if spec.device == "cuda":
+            self._try("symmetric memory", self._add_symmetric)
         if spec.peers:
             gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=spec.timeout_s))
             for part in PARTS:
@@ -116,9 +121,9 @@ class _Bench:
         left_out = dict(self._left_out)
         right = [case for case in self._cases(inputs) if self._is_right(case, inputs, wrong, left_out)]
         for scenario in self._spec.scenarios:
-            failed = dict(left_out)
-            times = self._time(scenario, right, inputs, failed)
-            row = self._row(scenario, inputs, right, times, wrong, failed)
+            failed, wrong_here = dict(left_out), dict(wrong)
+            times = self._time(scenario, right, inputs, wrong_here, failed)
+            row = self._row(scenario, inputs, right, times, wrong_here, failed)
             self._say(_progress(row))
             yield row
 
@@ -137,6 +142,9 @@ class _Bench:
 
     def _add_path(self, backend: str) -> None:
         self._paths.append(self._open(backend))
+
+    def _add_symmetric(self) -> None:
+        self._others.append(SymmetricWays(self._work, max_tokens=max(self._spec.tokens)))
 
     def _add_kit(self, part: str, gloo: dist.ProcessGroup) -> None:
         directory, most = Path(str(self._spec.peers)), max(self._spec.tokens)
@@ -176,6 +184,7 @@ class _Bench:
 
     def _check(self, case: Case, inputs: Inputs) -> str:
         """Three eager calls on whole numbers that change, and on a GPU three replays of a graph of one call."""
+        case.load(inputs.x, inputs.residual)
         runs: list[Callable[[], Any]] = [case.call] * 3 if case.eager else []
         if self._spec.device == "cuda":
             from workbench.measure.graphs import record
@@ -193,12 +202,59 @@ class _Bench:
                 return problem
         return ""
 
+    def _is_right_in_chain(self, gemms: Gemms, case: Case, inputs: Inputs, wrong: dict[str, str]) -> bool:
+        """Whether the sum is exact where products of whole numbers make x: a call that starts too early is not."""
+        chained, problem = gemms.chained(case), ""
+        run: Callable[[], Any] = chained.call
+        try:
+            if self._spec.device == "cuda":
+                from workbench.measure.graphs import record
+
+                case.load(inputs.x, inputs.residual)
+                recorded = record(self._meeting, chained, chained.call, 1)
+
+                def run() -> Any:
+                    recorded.graph.replay()
+                    return recorded.given
+
+            for seed in range(3):
+                products = []
+                for rank in range(self._spec.ranks):
+                    given, first, product = gemms.whole(rank, seed)
+                    products.append(product.float())
+                    if rank == self._work.rank:
+                        gemms.given.copy_(given)
+                        gemms.first.copy_(first)
+                case.load(inputs.x, residual := self._work.whole_numbers(inputs.x.shape[0], seed)[1])
+                self._meeting.meet()
+                _, total = together(self._meeting, "a checked chain", run)
+                mine = int((total.float() != torch.stack(products).sum(0) + residual.float()).sum())
+                bad = sum(self._meeting.gather(mine))
+                problem = problem or (f"between products: {bad} elements of sum + residual differ" if bad else "")
+        except CaseFailedError as e:
+            problem = str(e)
+        if problem:
+            wrong[case.name] = problem
+        return not problem
+
     def _time(
-        self, scenario: Scenario, cases: list[Case], inputs: Inputs, failed: dict[str, str]
+        self,
+        scenario: Scenario,
+        cases: list[Case],
+        inputs: Inputs,
+        wrong: dict[str, str],
+        failed: dict[str, str],
     ) -> dict[str, list[float]]:
         if scenario is Scenario.GEMM:
-            gemms = Gemms.make(self._work, inputs.x.shape[0])
-            fused = [c for c in cases if c.gives is Gives.FUSED]
+            tokens = inputs.x.shape[0]
+            checked = Gemms.make(self._work, tokens)
+            fused = [
+                c
+                for c in cases
+                if c.gives is Gives.FUSED
+                and (c.role is Role.AGAIN or self._is_right_in_chain(checked, c, inputs, wrong))
+            ]
+            gemms = Gemms.make(self._work, tokens)
             cases = [gemms.alone(inputs), *(gemms.chained(c) for c in fused)]
         elif scenario is Scenario.SKEWED:
             cases = [c for c in cases if c.gives in (Gives.FUSED, Gives.SUM)]

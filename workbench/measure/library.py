@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,90 +13,57 @@ import torch.distributed as dist
 from workbench.measure.case import EPS, Case, Gives, Inputs, Work
 from workbench.trace import Role
 
+NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+"""The environment of ranks whose times are compared: no system makes NVLink multicast objects."""
+
 Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(summed x, residual, weight) -> (norm, sum + residual); on GPUs the residual is updated in place, as engines do."""
 
 
 class LibraryWays:
-    """All-reduce by torch.distributed, then add and norm; on GPUs also torch's symmetric memory, and the limits.
+    """All-reduce by torch.distributed over one group, then add and norm; and the norm alone. Local to make."""
 
-    Collective to make on GPUs: a symmetric buffer of max_tokens is exchanged over the default group.
-    """
-
-    def __init__(self, work: Work, group: dist.ProcessGroup, *, max_tokens: int) -> None:
+    def __init__(self, work: Work, group: dist.ProcessGroup) -> None:
         self._work, self._group = work, group
-        self._symmetric = SymmetricBuffers(work, max_tokens) if work.device == "cuda" else None
 
     def cases(self, inputs: Inputs) -> Iterator[Case]:
         """The ways at the number of tokens of the inputs."""
         library = "NCCL" if self._work.device == "cuda" else "gloo"
         norm = _norm_of(self._work.device, inputs.x)
-        all_reduce = self._all_reduce
-        yield self._composed(f"{library.lower()}+norm", f"{library} all-reduce + norm", all_reduce, norm, inputs)
-        yield self._norm_alone(norm, inputs)
-        if self._symmetric is not None:
-            yield from self._symmetric.cases(self._composed, norm, inputs)
 
-    def _all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(x, group=self._group)
-        return x
+        def all_reduce(x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x, group=self._group)
+            return x
 
-    def _composed(
-        self,
-        name: str,
-        label: str,
-        reduce: Callable[[torch.Tensor], torch.Tensor],
-        norm: Norm,
-        inputs: Inputs,
-        x: torch.Tensor | None = None,
-    ) -> Case:
-        own = torch.empty_like(inputs.x) if x is None else x
-        residual = torch.empty_like(inputs.x)
-        return Case(
-            name=name,
-            label=label,
-            role=Role.PEER,
-            gives=Gives.FUSED,
-            x=own,
-            residual=residual,
-            call=lambda: norm(reduce(own), residual, inputs.weight),
-        )
-
-    def _norm_alone(self, norm: Norm, inputs: Inputs) -> Case:
-        x, residual = torch.empty_like(inputs.x), torch.empty_like(inputs.x)
-        return Case(
-            name="norm",
-            label="add + norm alone",
-            role=Role.PART,
-            gives=Gives.NORM,
-            x=x,
-            residual=residual,
-            call=lambda: norm(x, residual, inputs.weight),
-        )
+        yield _composed(f"{library.lower()}+norm", f"{library} all-reduce + norm", all_reduce, norm, inputs)
+        alone = _composed("norm", "add + norm alone", lambda x: x, norm, inputs)
+        yield replace(alone, role=Role.PART, gives=Gives.NORM)
 
 
-class SymmetricBuffers:
-    """torch's symmetric memory over the default group, without multicast: its two all-reduces, and bare peer writes."""
+class SymmetricWays:
+    """torch's symmetric memory over the default group, without multicast: its two all-reduces, and bare peer writes.
 
-    def __init__(self, work: Work, max_tokens: int) -> None:
+    Collective to make: two buffers of max_tokens are exchanged.
+    """
+
+    def __init__(self, work: Work, *, max_tokens: int) -> None:
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        self._work = work
-        self._name = dist.group.WORLD.group_name  # type: ignore[union-attr] # initialised by now
+        assert dist.group.WORLD is not None
+        self._name = dist.group.WORLD.group_name
         size = max_tokens * work.hidden * work.dtype.itemsize
-        self._own, self._written = (
-            symmetric_memory.empty(size, dtype=torch.uint8, device=torch.device("cuda")) for _ in range(2)
-        )
-        self._handles = [symmetric_memory.rendezvous(t, self._name) for t in (self._own, self._written)]
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._own, written = (symmetric_memory.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+        self._handles = [symmetric_memory.rendezvous(t, self._name) for t in (self._own, written)]
         assert not any(int(h.multicast_ptr or 0) for h in self._handles), "multicast must stay off"
         self._next = self._handles[1].get_buffer((work.rank + 1) % work.ranks, (size,), torch.uint8)
+        self._written = written  # peers write into it as long as this rank lives
 
-    def cases(self, composed: Callable[..., Case], norm: Norm, inputs: Inputs) -> Iterator[Case]:
+    def cases(self, inputs: Inputs) -> Iterator[Case]:
         """Both all-reduces with the norm, and the two ways to write to the next rank."""
         from workbench.measure.triton_kernels import copy_by_threads
 
-        x = self._rows(self._own, inputs.x)
-        ops = torch.ops.symm_mem
+        x, norm, ops = _rows(self._own, inputs.x), _norm_of("cuda", inputs.x), torch.ops.symm_mem
 
         def one_shot(x: torch.Tensor) -> Any:
             return ops.one_shot_all_reduce(x, "sum", self._name)
@@ -102,17 +71,37 @@ class SymmetricBuffers:
         def two_shot(x: torch.Tensor) -> Any:
             return ops.two_shot_all_reduce_(x, "sum", self._name)
 
-        yield composed("symm1+norm", "symmetric memory, one-shot + norm", one_shot, norm, inputs, x)
-        yield composed("symm2+norm", "symmetric memory, two-shot + norm", two_shot, norm, inputs, x)
-        target = self._rows(self._next, inputs.x)
-        for name, label, copy in (
-            ("write", "peer write, driver's copy", lambda source: target.copy_(source)),
-            ("write by threads", "peer write, by multiprocessors", lambda source: copy_by_threads(source, target)),
-        ):
-            yield _limit(name, label, copy, inputs)
+        yield _composed("symm1+norm", "symmetric memory, one-shot + norm", one_shot, norm, inputs, x)
+        yield _composed("symm2+norm", "symmetric memory, two-shot + norm", two_shot, norm, inputs, x)
+        target = _rows(self._next, inputs.x)
+        yield _limit("write", "peer write, driver's copy", target.copy_, inputs)
+        by_threads = partial(copy_by_threads, target=target)
+        yield _limit("write by threads", "peer write, by multiprocessors", by_threads, inputs)
 
-    def _rows(self, buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return buffer[: like.numel() * like.itemsize].view(like.dtype).view(like.shape)
+
+def _composed(
+    name: str,
+    label: str,
+    reduce: Callable[[torch.Tensor], torch.Tensor],
+    norm: Norm,
+    inputs: Inputs,
+    x: torch.Tensor | None = None,
+) -> Case:
+    own = torch.empty_like(inputs.x) if x is None else x
+    residual = torch.empty_like(inputs.x)
+    return Case(
+        name=name,
+        label=label,
+        role=Role.PEER,
+        gives=Gives.FUSED,
+        x=own,
+        residual=residual,
+        call=lambda: norm(reduce(own), residual, inputs.weight),
+    )
+
+
+def _rows(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return buffer[: like.numel() * like.itemsize].view(like.dtype).view(like.shape)
 
 
 def _limit(name: str, label: str, copy: Callable[[torch.Tensor], object], inputs: Inputs) -> Case:

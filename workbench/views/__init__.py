@@ -13,6 +13,7 @@ from workbench.views.notebook import (
     show_table,
     show_timings,
 )
+from workbench.views.performance import performance_figure, performance_markdown, performance_text
 from workbench.views.rank_strip import rank_strip_figure, rank_strip_text
 from workbench.views.report import Code, Picture, Section, Table, Text, report_html
 from workbench.views.theme import kind_colour
@@ -33,6 +34,9 @@ __all__ = [
     "kind_colour",
     "lanes_figure",
     "lanes_text",
+    "performance_figure",
+    "performance_markdown",
+    "performance_text",
     "rank_strip_figure",
     "rank_strip_text",
     "report_html",
