@@ -11,7 +11,14 @@ class WorkbenchError(Exception):
 
 
 class LayoutError(WorkbenchError, ValueError):
-    """Parallel sizes, kinds or ranks that do not fit together."""
+    """Parallel sizes, kinds or ranks that do not fit together.
+
+    `nearest` holds the nearest legal choices as (size, value): changes of one size, any of which is enough.
+    """
+
+    def __init__(self, message: str, *, nearest: tuple[tuple[str, object], ...] = ()) -> None:
+        super().__init__(message)
+        self.nearest = nearest
 
 
 class ArgumentError(WorkbenchError, ValueError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from functools import partial
 from html import escape
 from typing import Any
@@ -18,7 +16,6 @@ MAX_DRAWN = 1024
 """The widest world that is drawn; wider ones are told in a line."""
 
 _SLIDER_MAX = 32  # `set` and the offered choices widen a slider
-_NEAREST = re.compile(r"(\w+)=(\S+) \(asked ")
 
 
 class LayoutExplorer:
@@ -108,7 +105,7 @@ class LayoutExplorer:
         except LayoutError as e:
             self._problem = str(e)
             self._message.value = _refusal(self._problem)
-            self._choices.children = tuple(self._button(n, v) for n, v in _nearest(self._problem) if n in chosen)
+            self._choices.children = tuple(self._button(n, v) for n, v in e.nearest if n in chosen)
             return
         self._problem = ""
         self._message.value = f"<b>{escape(_summary(self.group_map))}</b>"
@@ -158,19 +155,6 @@ def _value(control: Any) -> Any:
     if isinstance(control, (ipywidgets.IntSlider, ipywidgets.BoundedIntText)) and control.value == 0:
         return None
     return control.value
-
-
-def _nearest(text: str) -> list[tuple[str, Any]]:
-    """The changes of one size that a LayoutError's text offers."""
-    _, _, offer = text.rpartition("nearest legal choice: ")
-    return [(name, _read(value)) for name, value in _NEAREST.findall(offer)]
-
-
-def _read(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _refusal(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 
@@ -127,6 +128,19 @@ def test_a_refusal_says_what_is_allowed_and_nearest(system: str, sizes: dict[str
     with pytest.raises(LayoutError) as caught:
         GroupMap.build(system, **sizes)
     assert str(caught.value).startswith(message)
+
+
+def test_the_nearest_choices_are_data_too_and_each_alone_is_legal() -> None:
+    sizes = {"tp": 6, "attn_cp": 4}
+    with pytest.raises(LayoutError) as caught:
+        GroupMap.build("sglang", **sizes)
+    assert caught.value.nearest == (("attn_cp", 3), ("tp", 4))
+    for name, value in caught.value.nearest:
+        GroupMap.build("sglang", **{**sizes, name: value})
+    with pytest.raises(LayoutError) as caught:
+        GroupMap.build("sglang", tp=0)
+    assert caught.value.nearest == (("tp", 1),)
+    assert pickle.loads(pickle.dumps(caught.value)).nearest == (("tp", 1),)  # ranks send their errors
 
 
 @pytest.mark.parametrize("order", ["", "tp", "tp-tp-dp", "tp-dp-xx", "tp dp pp", "-", "tp-cp-ep-dp-"])

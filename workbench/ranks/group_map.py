@@ -15,7 +15,16 @@ from workbench.ranks.draw import draw_map
 from workbench.ranks.grid import Grid, RankLists
 from workbench.ranks.key import GroupKey
 from workbench.ranks.layout import Channel, Layout, Part, Rules, walk_loops
-from workbench.ranks.sizes import MAX_WORLD_SIZE, Sizes, is_whole, known_names, parse_sizes, show, suggest_nearest
+from workbench.ranks.sizes import (
+    MAX_WORLD_SIZE,
+    Sizes,
+    find_nearest,
+    is_whole,
+    known_names,
+    parse_sizes,
+    show,
+    show_nearest,
+)
 
 JSON_SCHEMA = 1
 
@@ -79,8 +88,9 @@ class GroupMap:
         problem = check(parsed)
         if problem is not None:
             by_launch = " by the launch checks" if find_always(parsed) is None else ""
-            nearest = suggest_nearest(rules.specs, parsed, check)
-            raise LayoutError(f"{system} refuses{by_launch}: {problem}; {nearest}")
+            nearest = find_nearest(rules.specs, parsed, check)
+            text = f"{system} refuses{by_launch}: {problem}; {show_nearest(nearest, parsed)}"
+            raise LayoutError(text, nearest=nearest)
         full = {**parsed, **rules.fill_in(parsed)}
         return _freeze(system, full, full["world"], rules.lay_out(full), rules.find_launch_problem(parsed))
 

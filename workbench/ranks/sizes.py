@@ -77,22 +77,23 @@ def show(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def suggest_nearest(specs: Mapping[str, SizeSpec], sizes: Sizes, problem: Problem) -> str:
-    """'nearest legal choice: attn_cp=3 (asked 4), or tp=8 (asked 6)': changes of one size that remove `problem`.
-
-    At most three, the smallest relative change first. Without any, says to leave sizes out.
-    """
-    found: list[tuple[float, str]] = []
+def find_nearest(specs: Mapping[str, SizeSpec], sizes: Sizes, problem: Problem) -> tuple[tuple[str, object], ...]:
+    """Changes of one size that remove `problem`: (name, value), at most three, the smallest relative change first."""
+    found: list[tuple[float, str, object]] = []
     for name, spec in specs.items():
         for candidate in _candidates(spec, sizes[name]):
             if problem({**sizes, name: candidate}) is None:
-                distance = _distance(sizes[name], candidate)
-                found.append((distance, f"{name}={candidate} (asked {_plain(sizes[name])})"))
+                found.append((_distance(sizes[name], candidate), name, candidate))
                 break
-    if not found:
+    return tuple((name, value) for _, name, value in sorted(found, key=lambda entry: entry[0])[:3])
+
+
+def show_nearest(nearest: Iterable[tuple[str, object]], sizes: Sizes) -> str:
+    """'nearest legal choice: attn_cp=3 (asked 4), or tp=8 (asked 6)'."""
+    texts = [f"{name}={value} (asked {_plain(sizes[name])})" for name, value in nearest]
+    if not texts:
         return "no change of one size helps; leave sizes out until the rest is legal"
-    best = [text for _, text in sorted(found, key=lambda entry: entry[0])[:3]]
-    return f"nearest legal choice: {', or '.join(best)}"
+    return f"nearest legal choice: {', or '.join(texts)}"
 
 
 def _parse(system: str, name: str, spec: SizeSpec, value: object) -> Any:
@@ -115,9 +116,11 @@ def _parse(system: str, name: str, spec: SizeSpec, value: object) -> Any:
     elif form is Form.ENGRAM:
         parsed = _engram(value)
     if parsed is _REFUSED:
+        legal = _clamp(spec, value)
         raise LayoutError(
             f"{system} size {name}={show(value)} is not legal; allowed: {form.value}; "
-            f"nearest legal choice: {name}={_plain(_clamp(spec, value))}"
+            f"nearest legal choice: {name}={_plain(legal)}",
+            nearest=((name, legal),),
         )
     return parsed
 
