@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 
 from workbench.backends.base import Channel, Request, Verdict
 from workbench.backends.first_calls import EPS, prove_calls
@@ -107,10 +108,9 @@ class SymmMemWorkspace:
     backend = NAME
 
     def __init__(self, channel: Channel, request: Request) -> None:
-        symmetric = torch.distributed._symmetric_memory
         dtype = choose_dtype(request, channel.key.size)
         self.request = request
-        self._buffer: torch.Tensor | None = symmetric.empty(
+        self._buffer: torch.Tensor | None = symmetric_memory.empty(
             max(request.max_tokens, 1) * request.hidden,
             dtype=dtype,
             device=torch.device("cuda", torch.cuda.current_device()),
@@ -140,7 +140,7 @@ class SymmMemWorkspace:
         """
         assert self._buffer is not None
         with store_deadline(channel.torch_group, channel.timeout_s):
-            self._handle = torch.distributed._symmetric_memory.rendezvous(self._buffer, self._group_name)
+            self._handle = symmetric_memory.rendezvous(self._buffer, self._group_name)
         if int(self._handle.multicast_ptr or 0):
             raise ResourceError(f"torch made a multicast object in spite of {NO_MULTICAST}=1")
 
