@@ -14,12 +14,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from workbench.observe.described import dtype_name, reduce_op_name
+from workbench.observe.described import describe_tensor, reduce_op_name
 from workbench.observe.endings import tell_exception
 from workbench.observe.groups import known_group
 from workbench.observe.process import this_process
 from workbench.observe.works import start_work
-from workbench.trace import stride_class
+from workbench.trace import Lane, Token
 
 OPERATORS = {
     "allreduce_": "all_reduce",
@@ -49,7 +49,9 @@ METHODS = (
 )
 _INPUTS = ("input_tensors", "input_list", "inputs", "input_tensor", "input", "tensors", "tensor")
 
-_library: Any = None
+_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd")
+
+_libraries: list[Any] = []
 _lock = threading.Lock()
 
 
@@ -77,16 +79,32 @@ def cover_process_group(process_group: Any) -> None:
 
 def put_in_place() -> None:
     """Register the kernels. Local; again is fine."""
-    global _library
     import torch
 
     with _lock:
-        if _library is not None:
+        if _libraries:
             return
-        _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]  # torch's
+        library = _open("c10d")
         for operator, op in OPERATORS.items():
             if hasattr(torch.ops.c10d, operator):
-                _library.impl(operator, _kernel(operator, op), "BackendSelect", with_keyset=True)
+                overload = getattr(torch.ops.c10d, operator).default
+                library.impl(operator, _kernel(overload, op), "BackendSelect", with_keyset=True)
+        for space in _FUNCTIONAL:
+            library = _open(space)
+            for schema in torch._C._jit_get_all_schemas():
+                name = schema.name.partition("::")[2]
+                places = [i for i, a in enumerate(schema.arguments) if a.name == "reduce_op"]
+                if schema.name.startswith(f"{space}::") and not schema.overload_name and places:
+                    overload = getattr(getattr(torch.ops, space), name).default
+                    library.impl(name, _noting_kernel(overload, places[0]), "BackendSelect", with_keyset=True)
+
+
+def _open(space: str) -> Any:
+    import torch
+
+    library = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]  # torch's
+    _libraries.append(library)
+    return library
 
 
 def _covered(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,66 +112,96 @@ def _covered(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not here.outer and _library is None:
-            put_in_place()
-        return original(*args, **kwargs)
+        if here.outer:
+            return original(*args, **kwargs)
+        put_in_place()
+        told = next((a.reduceOp for a in (*args, *kwargs.values()) if hasattr(a, "reduceOp")), None)
+        told = told or next((a for a in (*args, *kwargs.values()) if hasattr(a, "RedOpType")), None)
+        here.reduce_op = reduce_op_name(told) if told is not None else None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            here.reduce_op = None
 
     return call
 
 
-def _kernel(operator: str, op: str) -> Callable[..., Any]:
-    import torch
-
-    overload = getattr(torch.ops.c10d, operator).default
-    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    names = [a.name for a in overload._schema.arguments]
-    group_at = names.index("process_group")
-    input_at = next(names.index(n) for n in _INPUTS if n in names)
-    reduce_op_at = names.index("reduce_op") if "reduce_op" in names else -1
-    root_at = names.index("root_rank") if "root_rank" in names else -1
-    peer_at = next((names.index(n) for n in ("src", "dst") if n in names), -1)
+def _noting_kernel(overload: Any, reduce_op_at: int) -> Callable[..., Any]:
+    """Of a functional collective: its reduce op, which stands in a box that Python cannot open further down."""
+    below = _keys_below()
     here = this_process.here
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        if here.outer or not this_process.recorder.enabled:
+        here.reduce_op = str(args[reduce_op_at])
+        try:
             return overload.redispatch(keyset & below, *args)
+        finally:
+            here.reduce_op = None
+
+    return kernel
+
+
+def _kernel(overload: Any, op: str) -> Callable[..., Any]:
+    import torch
+
+    below = _keys_below()
+    names = [a.name for a in overload._schema.arguments]
+    group_at = names.index("process_group")
+    input_at = next(names.index(n) for n in _INPUTS if n in names)
+    root_at = names.index("root_rank") if "root_rank" in names else -1
+    peer_at = next((names.index(n) for n in ("src", "dst") if n in names), -1)
+    reduces = "reduce_op" in names
+    here = this_process.here
+    work_of = torch.distributed.Work.unbox
+
+    def begin(args: tuple[Any, ...]) -> tuple[Lane, Token] | None:
         tensor = args[input_at]
         while isinstance(tensor, list | tuple):
             tensor = tensor[0] if tensor else None
         known = known_group(torch.distributed.ProcessGroup.unbox(args[group_at]))
         if known is None or tensor is None or tensor.device.type == "meta":
+            return None
+        fields: dict[str, Any] = {}
+        if op != "barrier":
+            describe_tensor(tensor, fields)
+        if reduces:
+            fields["reduce_op"] = here.reduce_op
+        if root_at >= 0:
+            fields["root_group_rank"] = args[root_at]
+        if peer_at >= 0:
+            fields["peer_world_rank"] = known.ranks[args[peer_at]]
+        capture = this_process.capturing > 0
+        token = known.lane.begin(op, path=known.backend, capture=capture, remark="async; below Python", **fields)
+        return None if token is None else (known.lane, token)
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        if here.outer or not this_process.recorder.enabled:
             return overload.redispatch(keyset & below, *args)
-        peer = args[peer_at] if peer_at >= 0 else -1
-        token = known.lane.begin(
-            op,
-            shape=None if op == "barrier" else tuple(tensor.shape),
-            dtype=None if op == "barrier" else dtype_name(tensor.dtype),
-            stride_class=None if op == "barrier" else stride_class(tuple(tensor.shape), tensor.stride()),
-            reduce_op=_reduce_op(args[reduce_op_at]) if reduce_op_at >= 0 else None,
-            root_group_rank=args[root_at] if root_at >= 0 else None,
-            peer_world_rank=known.ranks[peer] if 0 <= peer < len(known.ranks) else None,
-            path=known.backend,
-            capture=this_process.capturing > 0,
-            remark="async; below Python",
-        )
+        try:
+            begun = begin(args)
+        except Exception as e:  # recording must not fail the call
+            this_process.fail(e)
+            begun = None
+        if begun is None:
+            return overload.redispatch(keyset & below, *args)
+        lane, token = begun
         here.outer, here.opaque = op, True
         try:
             result = overload.redispatch(keyset & below, *args)
         except BaseException as e:
-            known.lane.end(token, error=f"{type(e).__name__}: {e}")
-            tell_exception(e, known.lane)
+            lane.end(token, error=f"{type(e).__name__}: {e}")
+            tell_exception(e, lane)
             raise
         finally:
             here.outer, here.opaque = "", False
-        work = result[-1] if isinstance(result, tuple) else result
-        start_work(torch.distributed.Work.unbox(work), known.lane, token, op, polled=peer_at < 0)
+        work = work_of(result[-1] if isinstance(result, tuple) else result)
+        start_work(work, lane, token, op, polled=peer_at < 0)
         return result
 
     return kernel
 
 
-def _reduce_op(boxed: Any) -> str:
-    from torch.distributed import ReduceOp
+def _keys_below() -> Any:
+    import torch
 
-    op = ReduceOp.unbox(boxed)  # type: ignore[attr-defined]  # not in torch's stubs
-    return next((reduce_op_name(kind) for kind in ReduceOp.RedOpType.__members__.values() if op == kind), "?")
+    return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)

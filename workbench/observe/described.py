@@ -46,7 +46,7 @@ class Described:
             tensor = args[at] if num > at else kwargs.get(name)
             if type(tensor) in (list, tuple):
                 tensor = tensor[0] if tensor else None
-            _describe(tensor, found)
+            describe_tensor(tensor, found)
         if self._outputs and found.get("stride_class") == "contiguous":
             for at, name in self._outputs:
                 tensors: Any = args[at] if num > at else kwargs.get(name)
@@ -99,7 +99,7 @@ def _yes() -> bool:
     return True
 
 
-def _describe(tensor: Any, found: dict[str, Any]) -> None:
+def describe_tensor(tensor: Any, found: dict[str, Any]) -> None:
     """Shape, dtype and strides of what is a tensor; nothing of what torch itself will refuse."""
     try:
         found["shape"] = shape = tuple(tensor.shape)

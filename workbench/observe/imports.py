@@ -69,4 +69,7 @@ class _Finder:
 
 
 def _run_hook(module: ModuleType) -> None:
-    import_module(f"workbench.observe.{HOOKS[module.__name__]}").install(module)
+    try:
+        import_module(f"workbench.observe.{HOOKS[module.__name__]}").install(module)
+    except Exception as e:  # whatever it is, the program must run on as it would without us
+        sys.stderr.write(f"workbench: {module.__name__} is not recorded: {type(e).__name__}: {e}\n")

@@ -23,6 +23,7 @@ class _Here(threading.local):
 
     outer = ""
     opaque = False
+    reduce_op: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Process:
         self.num_groups = 0
         self.capturing = 0
         self.exit_status: int | None = None
+        self._failed = False
         self._early: list[_Early] = []
         self._declared: list[str] = []
         self._kinds: dict[tuple[int, ...], str] = {}
@@ -93,6 +95,13 @@ class Process:
                     else:
                         tokens[event.op] = self.recorder.begin(event.op, note=event.note)
             self._early.clear()
+
+    def fail(self, error: Exception) -> None:
+        """Recording a call failed, which is our fault: say so once on stderr, and let the program go on."""
+        if not self._failed:
+            self._failed = True
+            sys.stderr.write(f"workbench: a call was not recorded: {type(error).__name__}: {error}\n")
+            self.recorder.instant("unrecorded", error=f"{type(error).__name__}: {error}")
 
     def early(self, op: str, *, note: str = "", error: str = "", is_end: bool = False) -> None:
         """Keep an event until the rank is known; beyond a few hundred, forget it."""

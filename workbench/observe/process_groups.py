@@ -23,7 +23,7 @@ from workbench.observe.groups import forget_groups, known_group, note_group, str
 from workbench.observe.process import this_process
 from workbench.observe.stores import record_store_waits
 from workbench.observe.works import record_work_waits, start_work
-from workbench.trace import Lane, Recorder
+from workbench.trace import Lane, Recorder, Token
 
 ROOTED = {
     "broadcast": "src",
@@ -77,33 +77,38 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
     is_peered = name in PEERED
     here, member = this_process.here, module.GroupMember
 
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any], remark: str) -> tuple[Lane | Recorder, Token | None]:
+        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+        known = known_group(member.WORLD if group is None else group)
+        if group is None:
+            remark = f"default group; {remark}" if remark else "default group"
+        if known is None:
+            remark = f"non-member; {remark}" if remark else "non-member"
+            known = strange_group()
+        if known is None:
+            return this_process.recorder, this_process.recorder.begin(op, remark=remark)
+        fields = what.fields(args, kwargs, known.ranks)
+        if is_peered and fields["peer_world_rank"] is None:  # from whoever sends: nobody's sequence
+            note = f"from any rank on {known.lane.info}"
+            return this_process.recorder, this_process.recorder.begin(op, remark=remark, note=note)
+        capture = this_process.capturing > 0
+        return known.lane, known.lane.begin(op, path=known.backend, capture=capture, remark=remark, **fields)
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         outer = here.outer
-        if (outer and here.opaque) or not this_process.recorder.enabled:
+        recorder = this_process.recorder
+        if (outer and here.opaque) or not recorder.enabled:
             return original(*args, **kwargs)
-        group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        remark = "" if group is not None else "default group"
-        known = known_group(member.WORLD if group is None else group)
-        if known is None:
-            remark, known = "non-member", strange_group()
         is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
-        if is_async:
-            remark = f"{remark}; async" if remark else "async"
+        remark = "async" if is_async else ""
         if outer:
             remark = f"{remark}; inside {outer}" if remark else f"inside {outer}"
-        door: Lane | Recorder
-        if known is None or not known.ranks:
-            door = this_process.recorder
-            token = door.begin(op, remark=remark)
-        else:
-            fields = what.fields(args, kwargs, known.ranks)
-            if is_peered and fields["peer_world_rank"] is None:  # from whoever sends: nobody's sequence
-                door = this_process.recorder
-                token = door.begin(op, remark=remark, note=f"from any rank on {known.lane.info}")
-            else:
-                door = known.lane
-                token = door.begin(op, path=known.backend, capture=this_process.capturing > 0, remark=remark, **fields)
+        try:
+            door, token = begin(args, kwargs, remark)
+        except Exception as e:  # recording must not fail the call
+            this_process.fail(e)
+            door, token = recorder, None
         here.outer, here.opaque = name, is_opaque
         try:
             result = original(*args, **kwargs)

@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ class _Started:
 
 _started: dict[Any, _Started] = {}  # by Work, which is kept until its call has ended
 _polled: set[Any] = set()
-_wake = threading.Event()
+_wake, _leaving = threading.Event(), threading.Event()
 _poller: threading.Thread | None = None
 
 
@@ -91,10 +90,10 @@ _ask: Any = None
 
 def forget_works() -> None:
     """In a forked child: the calls under way are its parent's."""
-    global _poller
+    global _poller, _wake, _leaving
     _started.clear()
     _polled.clear()
-    _poller = None
+    _poller, _wake, _leaving = None, threading.Event(), threading.Event()
 
 
 def _end(work: Any, error: str = "") -> None:
@@ -113,24 +112,22 @@ def _start_polling() -> None:
 
 
 def _poll() -> None:
-    while not _leaving:
+    while not _leaving.is_set():
         _wake.wait()
         _wake.clear()
-        while _polled and not _leaving:
+        while _polled and not _leaving.wait(_POLL_S):
             for work in list(_polled):
                 if _ask(work):
                     _end(work)
-            time.sleep(_POLL_S)
-
-
-_leaving = False
 
 
 @atexit.register
 def _leave() -> None:
-    global _leaving
-    _leaving = True
+    """Stop asking before the interpreter ends: a thread caught inside C++ then would abort the process."""
+    _leaving.set()
     _wake.set()
+    if _poller is not None:
+        _poller.join(timeout=5)
 
 
 os.register_at_fork(after_in_child=forget_works)
