@@ -223,6 +223,7 @@ def groups(
 @click.option("--eager", is_flag=True, help="Outside a CUDA graph.")
 @click.option("--symmetric-memory", is_flag=True, help="As if NCCL's symmetric memory were offered too.")
 @click.option("--upstream", is_flag=True, help="What versions of the engine itself would say, before and after fixes.")
+@click.option("--table", help="A tuned table, such as `workbench tune` writes, in place of the shipped one.")
 @_json
 def why(
     system: str,
@@ -236,6 +237,7 @@ def why(
     eager: bool,
     symmetric_memory: bool,
     upstream: bool,
+    table: str | None,
     as_json: bool,
 ) -> None:
     """Which path each group of a layout takes on a machine, and why not the others.
@@ -259,6 +261,7 @@ def why(
         captured=not eager,
         symmetric_memory=symmetric_memory,
         upstream=upstream,
+        table=table,
     )
     for warning in answer.warnings:
         _say(warning)

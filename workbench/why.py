@@ -20,6 +20,8 @@ from workbench.plan import (
     describe_situation,
     find_model,
     find_retired,
+    read_table,
+    shipped_tables,
     show_bytes,
     upstream_rules,
 )
@@ -105,6 +107,7 @@ def explain(
     captured: bool = True,
     symmetric_memory: bool = False,
     upstream: bool = False,
+    table: str | None = None,
     settings: Settings | None = None,
     variables: Iterable[str] | None = None,
 ) -> Answer:
@@ -112,6 +115,7 @@ def explain(
 
     machine: the id of a simulated machine or a path to a JSON file.   kind: one kind only, aliases allowed.
     model: an architecture's name, for SGLang's list.   upstream: what versions of the engine would say of each group.
+    table: the file of a tuned table, which replaces the shipped one of its architectures.
     settings, variables: the switches, and the names of the environment variables that are set; default: as found here.
     Local, and without torch.   Raises: ArgumentError, LayoutError.
     """
@@ -121,6 +125,10 @@ def explain(
     group_map = GroupMap.build(system, **sizes)
     place = read_machine(machine)
     keys = _keys(group_map, kind)
+    tables = shipped_tables()
+    if table is not None:
+        tuned = read_table(table)
+        tables = {**tables, **dict.fromkeys(tuned.arches, tuned)}
     facts = [place.facts_of(rank, multicast_allowed=settings.multicast) for rank in _ranks_on(place, group_map)]
     num_hosts = len({f.host for f in facts})
     if model is not None and system != "sglang":
@@ -134,7 +142,7 @@ def explain(
             GroupAnswer(
                 key=key,
                 aliases=tuple(alias for alias, owner in group_map.aliases.items() if owner == key.kind),
-                plan=decide_path(fabric, ask, settings),
+                plan=decide_path(fabric, ask, settings, tables=tables),
                 capabilities=tuple((c, decide_capability(fabric, c)) for c in Capability if key.size > 1),
                 upstream=tuple((rule, ask_upstream(rule, situation)) for rule in rules if situation),
             )

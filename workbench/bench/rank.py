@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from workbench.backends.custom_build import build_cuda, find_nvcc
+from workbench.backends.custom_build import build_cuda, why_no_kernels
 from workbench.bench.files import write_whole
 from workbench.launch import PROGRESS, end_with_starter
 from workbench.measure import NO_MULTICAST, FusedSpec, measure_fused
@@ -78,8 +78,9 @@ def _start_cuda(spec: FusedSpec) -> None:
     os.environ.update(NO_MULTICAST)
     device = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(device)
-    if find_nvcc() is not None:
-        build_cuda("{}{}a".format(*torch.cuda.get_device_capability()))
+    arch = "{}{}a".format(*torch.cuda.get_device_capability())
+    if not why_no_kernels(arch):
+        build_cuda(arch)
     dist.init_process_group(
         "nccl", device_id=torch.device("cuda", device), timeout=datetime.timedelta(seconds=spec.timeout_s)
     )
