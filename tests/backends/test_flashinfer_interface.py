@@ -10,14 +10,18 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from tests.backends.ranks import channels, run_ranks
+from tests.backends.ranks import channels, request, run_ranks
 from workbench.backends import flashinfer
 from workbench.backends.flashinfer_comm import ChannelComm, create_together
 from workbench.errors import ResourceError
+from workbench.ops import Rounding
+from workbench.ranks import GroupKey
 
 try:
     VERSION = importlib.metadata.version("flashinfer-python")
@@ -178,6 +182,38 @@ def test_a_member_whose_descriptor_is_bad_fails_all_members_alike(comm: Any, mon
     assert one == three
     assert one.startswith("tp[1,3]: a workspace failed; world rank 1: ")
     assert one.endswith("; world rank 3: OSError: [Errno 9] Bad file descriptor")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # FlashInfer calls its own deprecated functions
+def test_our_calls_pass_flashinfers_own_checks_and_reach_its_kernel(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of FlashInfer's Python on CPU tensors; only the compiled kernel, which needs a GPU, is a recorder."""
+    trtllm = importlib.import_module("flashinfer.comm.trtllm_ar")
+    reached: list[dict] = []
+    kernel = SimpleNamespace(trtllm_allreduce_fusion=lambda **given: reached.append(given))
+    monkeypatch.setattr(trtllm, "get_trtllm_comm_module", lambda: kernel)
+    asked = request(64, max_tokens=40, rounding=Rounding.TWICE)
+    native = importlib.import_module("flashinfer.comm.allreduce").TRTLLMAllReduceFusionWorkspace.__new__(
+        importlib.import_module("flashinfer.comm.allreduce").TRTLLMAllReduceFusionWorkspace
+    )
+    native.world_size, native.rank, native._destroyed, native.workspace_tensor = 2, 1, True, torch.zeros(7)
+    native.mem_handles = []
+    native.metadata = {"max_token_num": 40, "tp_size": 2, "hidden_dim": 64, "use_fp32_lamport": False}
+    channel = SimpleNamespace(key=GroupKey("tp", (0, 1)), world_rank=1)
+    workspace = flashinfer.FlashInferWorkspace(channel, asked, native, backend="flashinfer", fusion="trtllm")
+    x, weight = torch.ones(3, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
+    workspace._reduce(x, True)
+    out = workspace._fuse(x, x, weight, 1e-6, 1.0, False)
+    workspace._fuse(x[:0], x[:0], weight, 1e-6, 1.0, True)  # nothing to do, nothing launched
+    plain, fused = reached
+    told = ("world_size", "world_rank", "token_num", "hidden_dim", "pattern_code", "use_oneshot", "fp32_acc")
+    assert [plain[name] for name in told] == [2, 1, 3, 64, 0, True, True]
+    assert [fused[name] for name in told] == [2, 1, 3, 64, 1, False, True]
+    assert (fused["launch_with_pdl"], fused["rms_eps"], fused["weight_bias"]) == (True, 1e-6, 1.0)
+    assert fused["norm_out"].data_ptr() == out.norm.data_ptr()
+    assert fused["residual_out"].data_ptr() == out.residual.data_ptr()
+    assert fused["residual_in"].data_ptr() == x.data_ptr()
+    assert native.is_buffer_size_sufficient(2, 40, 64, torch.bfloat16)
+    assert not native.is_buffer_size_sufficient(2, 41, 64, torch.bfloat16)
 
 
 def test_split_of_a_group_without_world_rank_0_gives_all_ranks(comm: Any) -> None:
