@@ -1,4 +1,4 @@
-"""Members that come to one call with different things: who is named, what is said. Exact: kind, ranks, the first call."""
+"""Members that come to one call with different things. Exact: kind, ranks and the first call."""
 
 from __future__ import annotations
 

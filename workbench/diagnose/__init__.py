@@ -2,5 +2,6 @@
 
 from workbench.diagnose.diagnosis import diagnose
 from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.log_lines import Explanation, explain_log_line
 
-__all__ = ["Certainty", "Finding", "Kind", "diagnose"]
+__all__ = ["Certainty", "Explanation", "Finding", "Kind", "diagnose", "explain_log_line"]

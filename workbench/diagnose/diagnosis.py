@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from workbench.diagnose.claim import Claim, Rule
+from workbench.diagnose.claim import Claim, Rule, Weight
 from workbench.diagnose.finding import Finding
-from workbench.diagnose.rules import absent, signatures
+from workbench.diagnose.rules import (
+    absent,
+    captures,
+    endings,
+    intent,
+    order,
+    plans,
+    roots,
+    signatures,
+    stalled,
+    stores,
+    workspaces,
+)
 from workbench.diagnose.scene import Scene
 from workbench.trace import Trace
 
-RULES: tuple[Rule, ...] = (signatures.rule, absent.rule)
+RULES: tuple[Rule, ...] = (
+    *(plans.rule, stores.rule, intent.rule, roots.rule, captures.rule, workspaces.rule),
+    *(signatures.rule, order.rule, absent.rule, endings.rule, stalled.rule),
+)
+"""Of claims about one moment, an earlier rule's comes first."""
 
 
 def diagnose(
-    trace: Trace, *, deadline_s: float | None = None, now_ns: int | None = None, dead: Collection[int] = ()
+    trace: Trace,
+    *,
+    deadline_s: float | None = None,
+    now_ns: int | None = None,
+    dead: Collection[int] = (),
+    source: Callable[[str, int], str] | None = None,
 ) -> tuple[Finding, ...]:
     """What went wrong, first cause first; () if nothing did.
 
     now_ns: for a job that still runs, the moment the trace was read, on its clock (ns since 1970). None: it is over.
     deadline_s: how long a rank of a running job may be waited for before it counts as missing. None: no patience.
-    dead: world ranks whose process the caller knows to be gone.
+    dead: world ranks of a running job whose process is gone, though nothing tells how it ended.
+    source: gives the text of (file, line) of the program, such as linecache.getline: calls of equal shape that change
+        places can then be told by what their lines say.
     """
-    patience_ns = int((deadline_s or 0) * 1e9)
-    scene = Scene(trace, now_ns=now_ns, patience_ns=patience_ns, dead=dead)
-    claims = [claim for rule in RULES for claim in rule(scene)]
-    return tuple(claim.finding for claim in sorted(claims, key=_order))
+    scene = Scene(trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, source=source)
+    claims = [(claim, number) for number, rule in enumerate(RULES) for claim in rule(scene)]
+    ordered = [claim for claim, _ in sorted(claims, key=lambda c: (c[0].weight, c[0].time_ns, c[1]))]
+    return tuple(dict.fromkeys(claim.finding for claim in _without_echoes(ordered)))
 
 
-def _order(claim: Claim) -> tuple[int, int, str, tuple[int, ...]]:
-    return (claim.weight, claim.time_ns, claim.finding.code, claim.finding.ranks)
+def _without_echoes(claims: list[Claim]) -> list[Claim]:
+    """Exceptions of recorded calls only where nothing explains them: their ranks are victims."""
+    explained = any(c.weight is not Weight.SYMPTOM for c in claims)
+    return [
+        c for c in claims if not (explained and c.weight is Weight.SYMPTOM and c.finding.code.startswith("ending."))
+    ]

@@ -1,26 +1,30 @@
-"""Scene: a trace, indexed for the rules. Which calls met, who is still inside, who is gone."""
+"""Scene: a trace, indexed for the rules. Which calls met, who is still inside, who is gone and how."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from workbench.trace import CallSite, Event, GroupInfo, Phase, RankCall, RankTrace, Trace, pair_calls
+from workbench.trace import Event, GroupInfo, Phase, RankCall, RankTrace, Trace, pair_calls
 
 CREATION = frozenset({"init_process_group", "new_group", "destroy_process_group"})
-"""Calls about groups; each rank's list of them is its plan."""
+"""Calls about groups themselves; the new_group calls of a rank are its plan."""
 
-OBJECTS = frozenset(
+EXCHANGES = frozenset(
     {
         *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
-        *("broadcast_object", "monitored_barrier", "symm_mem_rendezvous", "workspace", "prepare", "freeze"),
+        *("broadcast_object", "symm_mem_rendezvous", "workspace", "prepare", "freeze"),
     }
 )
-"""Exchanges between hosts: what a rendezvous is made of."""
+"""Exchanges between hosts, such as a rendezvous consists of."""
 
-_NO_MEETING = CREATION | {"wait", "store_wait", "capture", "capture_warm_up", "replay"}
+PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
+_NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture", "capture_warm_up", "replay"}
+_ENDED_BY_OTHERS = (-1, -2, -9, -15)  # signals by which a launcher or a person ends ranks that are alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,14 @@ class GroupName:
 class Meeting:
     """One collective call of one group: who came with what, and who did not.
 
+    number    which of the group's calls it is, from 1; steps inside object collectives are not counted
     missing   world ranks that certainly never came: their records are whole
     unknown   world ranks that may have come
     """
 
     name: GroupName
     group: GroupInfo
-    sequence: int
+    number: int
     came: Mapping[int, RankCall]
     missing: tuple[int, ...]
     unknown: tuple[int, ...]
@@ -57,78 +62,100 @@ class Meeting:
         return min(self.came.values(), key=lambda c: (c.event.time_ns, c.event.world_rank))
 
     @property
-    def failed(self) -> tuple[int, ...]:
-        """World ranks whose call raised."""
-        return tuple(sorted(r for r, c in self.came.items() if c.end is not None and c.end.error))
+    def last_arrival_ns(self) -> int:
+        return max(c.event.time_ns for c in self.came.values())
 
-    def parties(self, said: Mapping[int, object]) -> list[tuple[object, tuple[int, ...]]]:
-        """What was said and by whom, the largest party first; of equal ones that with the lowest world rank."""
-        return parties(said)
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """What the calls raised, each text once."""
+        return tuple(dict.fromkeys(c.end.error for c in self.came.values() if c.end is not None and c.end.error))
+
+    def __str__(self) -> str:
+        return f"call {self.number} of {self.group}"
 
 
 @dataclass(slots=True)
 class RankStory:
-    """What one rank did, in its own order. Inner steps of object collectives are left out of `calls`."""
+    """What one rank did, in its own order. Steps inside other calls stand in `inner`, the program's own in `calls`."""
 
     world_rank: int
     trace: RankTrace
     calls: list[RankCall] = field(default_factory=list)
     inner: list[RankCall] = field(default_factory=list)
-    instants: list[Event] = field(default_factory=list)
-
-    @property
-    def exception(self) -> Event | None:
-        """The exception that ended the rank."""
-        return next((e for e in self.instants if e.op == "exception"), None)
+    exceptions: list[Event] = field(default_factory=list)
+    exit: Event | None = None
+    last_ns: int = 0
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit status; None if it runs or was killed."""
-        for e in self.instants:
-            if e.op == "exit" and e.note.startswith("status="):
-                text = e.note.removeprefix("status=").split()[0]
-                return int(text) if text.lstrip("-").isdigit() else None
-        return None
+        """Its exit status, negative for a signal; None if it runs, or if nobody noted how it ended."""
+        found = re.match(r"status=(-?\d+)", self.exit.note) if self.exit is not None else None
+        return int(found[1]) if found else None
 
     @property
-    def last_ns(self) -> int:
-        """Its last sign of life, on the trace's clock."""
-        times = [e.time_ns for c in (*self.calls[-1:], *self.inner[-1:]) for e in (c.begin, c.end) if e is not None]
-        times += [e.time_ns for e in self.instants[-1:]]
-        return max(times, default=0)
+    def exception(self) -> Event | None:
+        """The exception that ended the rank, or is about to: nothing was called after it."""
+        if not self.exceptions or self.exit_status == 0:
+            return None
+        latest = self.exceptions[-1]
+        later = next((c for c in reversed(self.calls) if c.event.op != "destroy_process_group"), None)
+        if later is not None and later.event.ordinal > latest.ordinal:
+            return None
+        return None if latest.error.startswith("KeyboardInterrupt") else latest
 
     @property
     def inside(self) -> RankCall | None:
         """The call it stands in: begun, not ended, and not left behind as an asynchronous one."""
         return next((c for c in reversed(self.calls) if c.end is None and not is_async(c)), None)
 
+    @property
+    def plan(self) -> list[RankCall]:
+        """Its new_group calls, in order."""
+        return [c for c in self.calls if c.event.op == "new_group" and c.event.group is not None]
+
 
 class Scene:
     """Everything the rules look at. Made once a diagnosis; nothing in it changes.
 
     now_ns: the moment of looking, for a job that may still run; None for a job that is over.
-    patience_ns: how long a wait on a rank that is alive may take.
-    dead: world ranks whose process is known to be gone.
+    patience_ns: how long a rank that is alive may be waited for.
+    dead: world ranks of a running job whose process is gone, though nothing tells how it ended.
+    source: the text of a line of the program, "" where it cannot be had.
     """
 
-    def __init__(self, trace: Trace, *, now_ns: int | None, patience_ns: int, dead: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        now_ns: int | None,
+        patience_ns: int,
+        dead: Collection[int] = (),
+        source: Callable[[str, int], str] | None = None,
+    ) -> None:
         self.trace = trace
         self.running = now_ns is not None
-        self.end_ns = now_ns if now_ns is not None else max((e.time_ns for e in trace.events), default=0)
+        self.end_ns = max(now_ns or 0, max((e.time_ns for e in trace.events), default=0))
         self.patience_ns = patience_ns if self.running else 0
-        self.dead = frozenset(dead)
+        self.dead = frozenset(dead) if self.running else frozenset()
+        self.source = source or (lambda _file, _line: "")
         self.ranks = {r.world_rank: RankStory(r.world_rank, r) for r in trace.ranks}
         for event in trace.events:
+            story = self.ranks[event.world_rank]
+            if event.op != "exit":
+                story.last_ns = event.time_ns
             if event.phase is Phase.INSTANT:
-                self.ranks[event.world_rank].instants.append(event)
+                if event.op == "exception":
+                    story.exceptions.append(event)
+                elif event.op == "exit":
+                    story.exit = event
         for call in pair_calls(trace.events):
             story = self.ranks[call.event.world_rank]
             (story.inner if is_inner(call.event) else story.calls).append(call)
-        self._names = self._name_groups()
+        self._names = {rank: _name_groups(story) for rank, story in self.ranks.items()}
 
     @cached_property
     def meetings(self) -> dict[GroupName, list[Meeting]]:
-        """The collective calls of each group, in the order of their sequence."""
+        """The collective calls of each group, in order."""
         came: dict[GroupName, dict[int, dict[int, RankCall]]] = defaultdict(lambda: defaultdict(dict))
         for rank, story in self.ranks.items():
             names = self._names[rank]
@@ -138,47 +165,52 @@ class Scene:
                     came[names[id(event.group)]][event.sequence][rank] = call
         found = {}
         for name, by_sequence in came.items():
-            found[name] = [self._meeting(name, n, by_sequence[n]) for n in sorted(by_sequence)]
+            ordered = sorted(by_sequence)
+            found[name] = [self._meeting(name, n, i + 1, by_sequence[n]) for i, n in enumerate(ordered)]
         return found
 
-    def is_gone(self, world_rank: int) -> bool:
-        """Whether the rank's process has certainly ended, or is about to."""
-        story = self.ranks.get(world_rank)
-        if world_rank in self.dead:
-            return True
-        return story is not None and (story.exception is not None or any(e.op == "exit" for e in story.instants))
-
-    def waits_in(self, meeting: Meeting) -> tuple[int, ...]:
-        """World ranks that still wait in the call, and have done so for longer than patience allows."""
-        waiting = []
-        for rank, call in meeting.came.items():
-            if call.begin is None or call.end is not None or self.end_ns - call.begin.time_ns < self.patience_ns:
+    @cached_property
+    def declared(self) -> frozenset[frozenset[int]]:
+        """The groups that the program said it means to have; empty if it said nothing."""
+        lists = set()
+        for text in {text for r in self.trace.ranks for text in r.declared}:
+            try:
+                kinds = json.loads(text)["groups"].values()
+                lists |= {frozenset(ranks) for groups in kinds for ranks in groups}
+            except (ValueError, TypeError, KeyError, AttributeError):
                 continue
-            inside = self.ranks[rank].inside
-            if inside is not None and (not is_async(call) or inside.event.op == "wait"):
-                waiting.append(rank)
-        return tuple(sorted(waiting))
+        return frozenset(lists)
 
-    def groups_of(self, world_rank: int) -> Iterator[GroupInfo]:
-        """The groups a rank has made or used, in the order it made them."""
+    @cached_property
+    def first_failure_ns(self) -> int | None:
+        """When the first rank ended with a status other than 0."""
+        times = [s.exit.time_ns for s in self.ranks.values() if s.exit is not None and s.exit_status != 0]
+        return min(times, default=None)
+
+    def is_gone(self, world_rank: int) -> bool:
+        """Whether the rank ended by itself, so that it certainly comes to no further call."""
+        story = self.ranks.get(world_rank)
+        if story is None:
+            return False
+        ended = story.exit is not None and not self.was_ended(world_rank)
+        return ended or story.exception is not None or world_rank in self.dead
+
+    def was_ended(self, world_rank: int) -> bool:
+        """Whether somebody ended the rank after another one had failed, as launchers do."""
         story = self.ranks[world_rank]
-        yield from sorted(story.trace.groups, key=lambda g: (g.generation, g.ordinal))
+        if story.exit is None or story.exit_status not in _ENDED_BY_OTHERS:
+            return False
+        assert self.first_failure_ns is not None
+        return story.exit.time_ns > self.first_failure_ns
 
-    def _name_groups(self) -> dict[int, dict[int, GroupName]]:
-        """By rank and identity of the GroupInfo object: the name under which other ranks know the group."""
-        names: dict[int, dict[int, GroupName]] = {}
-        for rank, story in self.ranks.items():
-            used = {id(c.event.group): c.event.group for c in story.calls if c.event.group and is_meeting(c.event)}
-            ordinals: dict[tuple[tuple[int, ...], int], set[int]] = defaultdict(set)
-            for group in (*used.values(), *story.trace.groups):
-                ordinals[group.world_ranks, group.generation].add(group.ordinal)
-            names[rank] = {}
-            for number, group in used.items():
-                place = sorted(ordinals[group.world_ranks, group.generation]).index(group.ordinal)
-                names[rank][number] = GroupName(group.world_ranks, group.generation, place)
-        return names
+    def waits(self, call: RankCall) -> bool:
+        """Whether the rank still waits in this call, and has done so for longer than patience allows."""
+        if call.begin is None or call.end is not None or self.end_ns - call.begin.time_ns < self.patience_ns:
+            return False
+        inside = self.ranks[call.event.world_rank].inside
+        return inside is not None and (not is_async(call) or inside.event.op == "wait")
 
-    def _meeting(self, name: GroupName, sequence: int, came: Mapping[int, RankCall]) -> Meeting:
+    def _meeting(self, name: GroupName, sequence: int, number: int, came: Mapping[int, RankCall]) -> Meeting:
         group = next(iter(came.values())).event.group
         assert group is not None
         missing: list[int] = []
@@ -187,7 +219,7 @@ class Scene:
             for rank in name.world_ranks:
                 if rank not in came:
                     (missing if self._never_came(rank, sequence, name) else unknown).append(rank)
-        return Meeting(name, group, sequence, came, tuple(missing), tuple(unknown))
+        return Meeting(name, group, number, came, tuple(missing), tuple(unknown))
 
     def _never_came(self, world_rank: int, sequence: int, name: GroupName) -> bool:
         """True if the rank's records would hold the call, had it been made."""
@@ -222,14 +254,14 @@ def at_fault(said: Mapping[int, object]) -> tuple[int, ...]:
     return tuple(sorted(r for _, ranks in found[1:] for r in ranks))
 
 
-def is_meeting(event: Event) -> bool:
-    """Whether all members of the event's group make this call together."""
-    return event.peer_world_rank is None and event.op not in _NO_MEETING and event.op not in ("send", "recv")
-
-
 def marks(event: Event) -> tuple[str, ...]:
     """The remarks and the note of an event, one by one: "async", "default group", "inside all_gather_object"..."""
     return tuple(event.note.split("; ")) if event.note else ()
+
+
+def is_meeting(event: Event) -> bool:
+    """Whether all members of the event's group make this call together."""
+    return event.peer_world_rank is None and event.op not in _NO_MEETING and "non-member" not in marks(event)
 
 
 def is_async(call: RankCall) -> bool:
@@ -238,10 +270,18 @@ def is_async(call: RankCall) -> bool:
 
 
 def is_inner(event: Event) -> bool:
-    """Whether the call is a step of an object collective, and not the program's own."""
+    """Whether the call is a step of another one, and not the program's own."""
     return event.note != "" and any(mark.startswith("inside ") for mark in marks(event))
 
 
-def same_line(a: CallSite | None, b: CallSite | None) -> bool:
-    """Whether two calls come from one line of the program; unknown lines count as one."""
-    return a is None or b is None or (a.file, a.line) == (b.file, b.line)
+def _name_groups(story: RankStory) -> dict[int, GroupName]:
+    """By identity of the GroupInfo object: the name under which other ranks know the group."""
+    used = {id(c.event.group): c.event.group for c in story.calls if c.event.group is not None}
+    ordinals: dict[tuple[tuple[int, ...], int], set[int]] = defaultdict(set)
+    for group in (*used.values(), *story.trace.groups):
+        ordinals[group.world_ranks, group.generation].add(group.ordinal)
+    names = {}
+    for number, group in used.items():
+        place = sorted(ordinals[group.world_ranks, group.generation]).index(group.ordinal)
+        names[number] = GroupName(group.world_ranks, group.generation, place)
+    return names

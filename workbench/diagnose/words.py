@@ -39,3 +39,9 @@ def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:
         ended = "never ended" if call.end is None else f"raised {call.end.error}" if call.end.error else "returned"
         lines.append(f"{call.event}: {ended}")
     return (*lines[:most], f"and {len(lines) - most} more") if len(lines) > most else tuple(lines)
+
+
+def raised(calls: Iterable[RankCall]) -> str:
+    """' It raised ...', with each text once; '' if nothing was raised."""
+    texts = dict.fromkeys(c.end.error for c in calls if c.end is not None and c.end.error)
+    return f" It raised {'; '.join(texts)}" if texts else ""

@@ -1,80 +1,192 @@
-"""A call of a group that some members never enter, while the others wait for them, failed, or went on without.
+"""A call that some of its members never enter, while the others wait for them, failed, or went on without.
 
-Example: world ranks 0 and 1 wait in all_gather_object #1 of world[0,1,2,3]; 2 and 3 have ended and never came.
-Claim: `rendezvous-partial` where it is the first call on the group, or an exchange between hosts; `missing-call` later.
-The absent ranks are at fault. Only the first such call of a group is told.
+Example: world ranks 0 and 1 wait in all_gather_object of world[0,1,2,3]; 2 and 3 have ended and never came.
+Claims: `rendezvous-partial` where it is the first call on the group, or an exchange between hosts; `missing-call` for a
+later one, and for a send or recv without its counterpart. The absent ranks are at fault. `order-swap` where ranks wait
+for each other in a circle. Of each group only the first such call is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from workbench.diagnose.claim import Claim
+from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
-from workbench.diagnose.scene import OBJECTS, Meeting, Scene
-from workbench.diagnose.words import call_words, evidence_of, ranks_words
+from workbench.diagnose.rules.order import explain_absence
+from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
+from workbench.diagnose.words import call_words, evidence_of, raised, ranks_words
+from workbench.trace import RankCall
+
+_FIX = "make every member reach this call; or, if fewer are meant, name their group with group="
 
 
 def rule(scene: Scene) -> Iterator[Claim]:
+    claims: list[Claim] = []
+    waits: dict[int, tuple[RankCall, tuple[int, ...]]] = {}  # by world rank: the call it waits in, and for whom
     for meetings in scene.meetings.values():
-        for meeting in meetings:
-            if meeting.absent and _is_over(scene, meeting):
-                yield _claim(scene, meetings, meeting)
+        for place, meeting in enumerate(meetings):
+            blamed = _blamed(scene, meeting) if meeting.absent else ()
+            if blamed:
+                drift = explain_absence(meetings, place)
+                claims.append(drift or _absent(scene, meetings, place, blamed))
+                waits |= {r: (c, blamed) for r, c in meeting.came.items() if scene.waits(c)}
                 break
+    for call in _lonely(scene):
+        peer = call.event.peer_world_rank
+        assert peer is not None
+        claims.append(_unpaired(scene, call, peer))
+        waits[call.event.world_rank] = (call, (peer,))
+    circle = _circle(waits)
+    if circle and not any(waits[r][0].event.op in EXCHANGES for r in circle):
+        yield _circular(circle, waits)
+        members = set(circle)
+        for claim in claims:
+            yield Claim(
+                claim.finding, claim.time_ns, Weight.SYMPTOM if members & set(claim.finding.ranks) else claim.weight
+            )
+    else:
+        yield from claims
 
 
-def _is_over(scene: Scene, meeting: Meeting) -> bool:
-    """Whether somebody waits in vain: who is absent is gone, or has been waited for longer than patience allows."""
-    waiting = scene.waits_in(meeting)
-    if waiting or meeting.failed:
-        return True
-    return all(scene.is_gone(r) for r in meeting.absent)
+def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
+    """Who is absent and cannot come any more, or was waited for longer than patience allows; () if nobody is.
+
+    A rank that somebody ended after another one had failed is not blamed: it may have been on its way.
+    """
+    absent = [r for r in (meeting.missing or meeting.unknown) if r not in scene.ranks or not scene.was_ended(r)]
+    waiting = any(scene.waits(c) for c in meeting.came.values())
+    if waiting or meeting.errors:
+        return tuple(sorted(absent))
+    return tuple(sorted(r for r in absent if scene.is_gone(r) and r in meeting.missing))
 
 
-def _claim(scene: Scene, meetings: list[Meeting], meeting: Meeting) -> Claim:
+def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple[int, ...]) -> Claim:
+    meeting = meetings[place]
     event = meeting.first.event
-    earlier = {r for m in meetings if m.sequence < meeting.sequence for r in m.came}
-    first = not earlier & set(meeting.absent)
-    rendezvous = first or event.op in OBJECTS
-    blamed = meeting.missing or meeting.unknown
-    waiting = scene.waits_in(meeting)
-    came = sorted(meeting.came)
-    errors = {c.end.error: None for c in meeting.came.values() if c.end is not None and c.end.error}
-    told = [f"{ranks_words(came)} came"]
+    is_first = not any(r in m.came for m in meetings[:place] for r in blamed)
+    rendezvous = is_first or event.op in EXCHANGES or event.op == "monitored_barrier"
+    waiting = [r for r, c in meeting.came.items() if scene.waits(c)]
+    told = [f"{ranks_words(meeting.came)} came"]
     if waiting:
         waited_s = (scene.end_ns - event.time_ns) / 1e9
         told.append(f"{ranks_words(waiting)} still wait{'s' * (len(waiting) == 1)} after {waited_s:.1f} s")
     told.append(f"{ranks_words(blamed)} never did" if meeting.missing else f"nothing is known of {ranks_words(blamed)}")
+    default = ". It was called without group=, so over all ranks" if "default group" in marks(event) else ""
     where = "; ".join(_whereabouts(scene, r) for r in blamed[:4])
-    raised = f" It raised {'; '.join(errors)}." if errors else ""
-    call = f"{call_words(event)}, call #{meeting.sequence} of {meeting.group}"
-    sure = bool(meeting.missing) and all(_cannot_come(scene, r) for r in blamed)
     finding = Finding(
         code="absent.rendezvous" if rendezvous else "absent.call",
         kind=Kind.RENDEZVOUS_PARTIAL if rendezvous else Kind.MISSING_CALL,
-        ranks=tuple(sorted(blamed)),
+        ranks=blamed,
         group=meeting.group,
-        message=f"{call}: {', '.join(told)}. {where}.{raised}",
+        message=f"{call_words(event)}, {meeting}: {', '.join(told)}{default}. {where}.{raised(meeting.came.values())}",
         evidence=evidence_of(meeting.came.values()),
-        certainty=Certainty.IS if sure else Certainty.LIKELY,
-        fix="make every member of the group reach this call, or name the group of those that do with group=",
+        certainty=_certainty(scene, blamed, bool(meeting.missing)),
+        fix=_FIX,
     )
-    return Claim(finding, max([event.time_ns, *(scene.ranks[r].last_ns for r in blamed if r in scene.ranks)]))
+    return Claim(finding, _since_ns(scene, event.time_ns, blamed))
 
 
-def _cannot_come(scene: Scene, world_rank: int) -> bool:
-    story = scene.ranks.get(world_rank)
-    return scene.is_gone(world_rank) or (story is not None and story.inside is not None)
+def _since_ns(scene: Scene, asked_ns: int, blamed: Sequence[int]) -> int:
+    """When the absence began to matter: once somebody waited, and the absent ranks had done the last they did."""
+    return max([asked_ns, *(scene.ranks[r].last_ns for r in blamed if r in scene.ranks)])
+
+
+def _certainty(scene: Scene, blamed: Sequence[int], recorded: bool) -> Certainty:
+    stuck = all(scene.is_gone(r) or (r in scene.ranks and scene.ranks[r].inside is not None) for r in blamed)
+    return Certainty.IS if recorded and stuck else Certainty.LIKELY
 
 
 def _whereabouts(scene: Scene, world_rank: int) -> str:
     """What the rank does instead."""
     story = scene.ranks.get(world_rank)
     if story is None:
-        return f"World rank {world_rank} left no records"
+        return f"world rank {world_rank} left no records"
     if story.exception is not None:
-        return f"World rank {world_rank} ended with {story.exception.error}"
+        return f"world rank {world_rank} ended with {story.exception.error}"
     if story.inside is not None:
-        return f"World rank {world_rank} is inside {call_words(story.inside.event)}"
-    last = f"; its last call was {call_words(story.calls[-1].event)}" if story.calls else "; it made no call"
-    return f"World rank {world_rank} {'has ended' if scene.is_gone(world_rank) else 'is in no recorded call'}{last}"
+        return f"world rank {world_rank} is inside {call_words(story.inside.event)}"
+    last = f"its last call was {call_words(story.calls[-1].event)}" if story.calls else "it made no call"
+    status = f"ended with status {story.exit_status}" if story.exit is not None else "is in no recorded call"
+    return f"world rank {world_rank} {status}; {last}"
+
+
+def _lonely(scene: Scene) -> Iterator[RankCall]:
+    """Sends and recvs that wait, where the peer made fewer of the counterpart: of each rank the call it stands in."""
+    for story in scene.ranks.values():
+        waiting = [c for c in story.calls if c.event.op in _COUNTERPART and scene.waits(c)]
+        for call in waiting[:1]:
+            peer = scene.ranks.get(call.event.peer_world_rank if call.event.peer_world_rank is not None else -1)
+            if peer is None or not peer.trace.drops.complete or scene.was_ended(peer.world_rank):
+                continue
+            if _made(peer.calls, call) < _made(story.calls, call):
+                yield call
+
+
+_COUNTERPART = {"send": "recv", "recv": "send"}
+
+
+def _made(calls: Sequence[RankCall], call: RankCall) -> int:
+    """How many calls of this kind, or of its counterpart, were made between the two ranks of `call`, on its group."""
+    event = call.event
+    members = event.group.world_ranks if event.group is not None else ()
+    made = 0
+    for c in calls:
+        e = c.event
+        own = e.world_rank == event.world_rank
+        wanted = (event.op, event.peer_world_rank) if own else (_COUNTERPART[event.op], event.world_rank)
+        from_any = not own and e.op == wanted[0] and e.peer_world_rank is None
+        made += from_any or (
+            (e.op, e.peer_world_rank) == wanted and e.group is not None and e.group.world_ranks == members
+        )
+    return made
+
+
+def _unpaired(scene: Scene, call: RankCall, peer: int) -> Claim:
+    event = call.event
+    counterpart = _COUNTERPART[event.op]
+    waited_s = (scene.end_ns - event.time_ns) / 1e9
+    finding = Finding(
+        code="absent.peer",
+        kind=Kind.MISSING_CALL,
+        ranks=(peer,),
+        group=event.group,
+        message=f"world rank {event.world_rank} waits in {call_words(event)} for world rank {peer}, {waited_s:.1f} s now; "
+        f"no {counterpart} of {peer} is left for it. {_whereabouts(scene, peer)}.",
+        evidence=evidence_of([call]),
+        certainty=_certainty(scene, (peer,), True),
+        fix=f"let world rank {peer} make the {counterpart} for it, in the same order as its other calls",
+    )
+    return Claim(finding, _since_ns(scene, event.time_ns, (peer,)))
+
+
+def _circle(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> tuple[int, ...]:
+    """World ranks of which each waits for the next, and the last for the first; () if there is no such circle."""
+    for start in sorted(waits):
+        path = [start]
+        while len(path) <= len(waits):
+            onward = [r for r in waits[path[-1]][1] if r in waits]
+            if not onward:
+                break
+            if onward[0] in path:
+                return tuple(path[path.index(onward[0]) :])
+            path.append(onward[0])
+    return ()
+
+
+def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
+    calls = [waits[r][0] for r in circle]
+    told = "; ".join(
+        f"world rank {r} waits in {call_words(c.event)}{f' on {c.event.group}' if c.event.group else ''} for "
+        f"{ranks_words(waits[r][1])}"
+        for r, c in zip(circle, calls, strict=True)
+    )
+    finding = Finding(
+        code="order.circle",
+        kind=Kind.ORDER_SWAP,
+        ranks=tuple(sorted(circle)),
+        group=calls[0].event.group,
+        message=f"ranks wait for each other in a circle: {told}.",
+        evidence=evidence_of(calls),
+        fix="make calls on groups that share ranks in one order everywhere, or let one side of a pair send first",
+    )
+    return Claim(finding, max(c.event.time_ns for c in calls))

@@ -7,13 +7,14 @@ Only the first such call of a group is told: after it the members no longer agre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.rules.order import explain_difference
 from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, parties_words
+from workbench.diagnose.words import call_words, evidence_of, parties_words, raised
 from workbench.trace import Event
 
 EQUAL_SHAPES = frozenset(
@@ -43,34 +44,40 @@ class _Field:
 
 def rule(scene: Scene) -> Iterator[Claim]:
     for meetings in scene.meetings.values():
-        for meeting in meetings:
-            claim = _disagreement(meeting) or _gaps(meeting)
+        for place, meeting in enumerate(meetings):
+            claim = _disagreement(meetings, place) or _gaps(meeting)
             if claim is not None:
                 yield claim
                 break
 
 
-def _disagreement(meeting: Meeting) -> Claim | None:
+def _disagreement(meetings: Sequence[Meeting], place: int) -> Claim | None:
+    meeting = meetings[place]
     events = {rank: call.event for rank, call in meeting.came.items()}
+    if len({_signature(e) for e in events.values()}) == 1:  # as nearly always: cheaper than field by field
+        return None
     for field in _FIELDS:
         said = {rank: field.said(event) for rank, event in events.items()}
         known = {rank: what for rank, what in said.items() if what is not None}
         if len(set(known.values())) > 1:
-            return _claim(meeting, field, known)
+            return explain_difference(meetings, place) or _claim(meeting, field, known)
     return None
+
+
+def _signature(event: Event) -> tuple[object, ...]:
+    return (event.op, event.root_world_rank, event.reduce_op, event.shape, event.dtype, event.stride_class)
 
 
 def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim:
     found = parties(said)
     lines = {f"{what} ({call_words(meeting.came[ranks[0]].event)})": ranks for what, ranks in found}
-    errors = {c.end.error: None for c in meeting.came.values() if c.end is not None and c.end.error}
-    told = f" It raised {'; '.join(errors)}." if errors else " No call raised." if _all_left(meeting) else ""
+    told = raised(meeting.came.values()) or (" Nothing was raised." if _all_left(meeting) else "")
     finding = Finding(
         code=field.code,
         kind=field.kind,
         ranks=at_fault(said),
         group=meeting.group,
-        message=f"call #{meeting.sequence} of {meeting.group}: {field.name} differs: {parties_words(lines)}.{told}",
+        message=f"{field.name} differs in {meeting}: {parties_words(lines)}.{told}",
         evidence=evidence_of(meeting.came[r] for _, ranks in found for r in ranks[:2]),
         certainty=Certainty.IS,
         fix=field.fix,
@@ -106,16 +113,12 @@ def _all_left(meeting: Meeting) -> bool:
 
 
 def _shape(event: Event) -> object | None:
-    return None if event.shape is None or event.op not in EQUAL_SHAPES else list_words(event.shape)
-
-
-def list_words(shape: tuple[int, ...]) -> str:
-    """'[4, 6]'."""
-    return str(list(shape))
+    return None if event.shape is None or event.op not in EQUAL_SHAPES else str(list(event.shape))
 
 
 def _layout(event: Event) -> object | None:
-    return event.stride_class if event.op in EQUAL_SHAPES and event.stride_class != "strided" else None
+    """The order of dimensions where the library takes memory as it lies; a gather copies the tensor first."""
+    return event.stride_class if event.op in WRITES_IN_PLACE and event.stride_class != "strided" else None
 
 
 _FIELDS = (

@@ -1,0 +1,21 @@
+"""A rank without tokens sums an empty tensor where the other sums two rows. 2 ranks."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+CORRECT = "--correct" in sys.argv
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    x = torch.ones(0 if rank == 0 and not CORRECT else 2, 8)
+    dist.all_reduce(x)
+    print(f"rank {rank} is through")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""A reduce to world rank 0 leaves the buffers of others undefined; world rank 1 goes on with its own. 2 ranks."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+CORRECT = "--correct" in sys.argv
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    x = torch.tensor([rank + 1.0, rank + 1.0])
+    mine = x.clone() if CORRECT else x
+    dist.reduce(x, dst=0)
+    assert rank == 0 or mine.tolist() == [2.0, 2.0], f"what was [2.0, 2.0] is {mine.tolist()} after reduce(dst=0)"
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

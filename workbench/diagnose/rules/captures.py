@@ -1,0 +1,119 @@
+"""Captures: what must not happen inside one, and captures that differ between ranks.
+
+Examples: world rank 1 makes a workspace between the begin and the end of its capture: `capture-collective`. In the
+second capture world rank 0 records three calls on tp[0,1] and 1 records two; or one records a call that the other
+runs: `capture-count-mismatch`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from workbench.diagnose.claim import Claim
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, at_fault, is_meeting, parties
+from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.trace import GroupInfo, RankCall
+
+FORBIDDEN = CREATION | EXCHANGES | {"store_wait", "barrier", "monitored_barrier"}
+"""What waits on the host or makes memory: it belongs before the capture."""
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    captures = {rank: [c for c in s.calls if c.event.op == "capture"] for rank, s in scene.ranks.items()}
+    yield from _forbidden(scene, captures)
+    yield from _half_recorded(scene)
+    yield from _different_counts(scene, captures)
+
+
+def _within(call: RankCall, capture: RankCall) -> bool:
+    begin, start, end = call.begin, capture.begin, capture.end
+    if begin is None or start is None:
+        return False
+    return start.ordinal < begin.ordinal and (end is None or begin.ordinal < end.ordinal)
+
+
+def _forbidden(scene: Scene, captures: dict[int, list[RankCall]]) -> Iterator[Claim]:
+    found: dict[str, list[RankCall]] = defaultdict(list)
+    for rank, own in captures.items():
+        for capture in own:
+            for call in scene.ranks[rank].calls:
+                if call.event.op in FORBIDDEN and _within(call, capture):
+                    found[call_words(call.event)].append(call)
+                    break
+    for words, calls in found.items():
+        ranks = tuple(sorted({c.event.world_rank for c in calls}))
+        first = calls[0].event
+        finding = Finding(
+            code="capture.forbidden",
+            kind=Kind.CAPTURE_COLLECTIVE,
+            ranks=ranks,
+            group=first.group,
+            message=f"{words} was called by {ranks_words(ranks)} inside a capture; it waits for other ranks on the "
+            f"host, or makes memory.{raised(calls)}",
+            evidence=evidence_of(calls),
+            fix="call it before the capture, on every rank",
+        )
+        yield Claim(finding, first.time_ns)
+
+
+def _half_recorded(scene: Scene) -> Iterator[Claim]:
+    """A call that some members record into a graph while others run it: those that run it wait for a replay."""
+    for meetings in scene.meetings.values():
+        for meeting in meetings:
+            said = {r: "recorded" if c.event.capture else "run" for r, c in meeting.came.items()}
+            if len(set(said.values())) < 2:
+                continue
+            lines = {str(what): ranks for what, ranks in parties(said)}
+            finding = Finding(
+                code="capture.half",
+                kind=Kind.CAPTURE_COUNT_MISMATCH,
+                ranks=at_fault(said),
+                group=meeting.group,
+                message=f"{call_words(meeting.first.event)}, {meeting}: {parties_words(lines)}.",
+                evidence=evidence_of(meeting.came.values()),
+                fix="agree on every rank whether this step is captured, replayed or run, before entering it",
+            )
+            yield Claim(finding, meeting.first.event.time_ns)
+            break
+
+
+def _different_counts(scene: Scene, captures: dict[int, list[RankCall]]) -> Iterator[Claim]:
+    for place in range(max(map(len, captures.values()), default=0)):
+        counts: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+        infos: dict[tuple[int, ...], GroupInfo] = {}
+        whole = {r: own[place] for r, own in captures.items() if place < len(own) and own[place].end is not None}
+        recorded = {r: _recorded(scene, r, capture) for r, capture in whole.items()}
+        for number in recorded.values():
+            infos |= {g.world_ranks: g for g in number}
+        for members, info in infos.items():
+            for rank in members:
+                if rank in recorded:
+                    counts[members][rank] = sum(n for g, n in recorded[rank].items() if g.world_ranks == members)
+            if len(set(counts[members].values())) > 1:
+                yield _counted(info, place, counts[members], whole)
+                return
+
+
+def _recorded(scene: Scene, rank: int, capture: RankCall) -> Counter[GroupInfo]:
+    """How many calls on each group the rank recorded in this capture."""
+    calls = [c for c in scene.ranks[rank].calls if c.event.capture and is_meeting(c.event) and _within(c, capture)]
+    return Counter(c.event.group for c in calls if c.event.group is not None)
+
+
+def _counted(info: GroupInfo, place: int, counts: dict[int, int], whole: dict[int, RankCall]) -> Claim:
+    lines = {f"{number} calls": ranks for number, ranks in parties(counts)}
+    first = min((whole[r] for r in counts), key=lambda c: c.event.time_ns).event
+    finding = Finding(
+        code="capture.count",
+        kind=Kind.CAPTURE_COUNT_MISMATCH,
+        ranks=at_fault(counts),
+        group=info,
+        message=f"capture {place + 1} in {first.site} holds different numbers of calls on {info}: "
+        f"{parties_words(lines)}.{raised(whole[r] for r in counts)}",
+        evidence=evidence_of(whole[r] for r in counts),
+        certainty=Certainty.IS,
+        fix="capture the same calls on every member; compare the counts before any exchange or replay",
+    )
+    return Claim(finding, first.time_ns)

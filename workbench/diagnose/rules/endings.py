@@ -1,0 +1,95 @@
+"""How ranks end: an exception, a signal, a status.
+
+Examples: world rank 1 raises ValueError before an all-reduce, and the others wait: `peer-exception`, rank 1. World rank
+2 is killed by signal 9: `peer-dead`. A store cannot listen on its port: `environment`.
+Claims: an exception that no recorded call raised is a cause of its own. One that a recorded call raised belongs to that
+call, and is told only where nothing else is found; what its text says decides the kind.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+
+from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.log_lines import explain_log_line
+from workbench.diagnose.scene import RankStory, Scene
+from workbench.diagnose.words import call_words, ranks_words
+from workbench.trace import CallSite, Event
+
+_CAUSES = frozenset(
+    {
+        *(Kind.ENVIRONMENT, Kind.HANDLE_FAILURE, Kind.WORKSPACE_OVERFLOW, Kind.CAPTURE_COLLECTIVE),
+        *(Kind.CAPTURE_COUNT_MISMATCH, Kind.DOUBLE_REDUCE, Kind.MISSING_REDUCE),
+    }
+)
+"""Kinds that a text alone tells. Others, such as a timeout, are told by calls or not at all."""
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    raised: dict[tuple[str, CallSite | None, bool], list[Event]] = defaultdict(list)
+    for story in scene.ranks.values():
+        event = story.exception
+        if event is not None:
+            raised[event.error, event.site, _belongs_to_a_call(story, event)].append(event)
+        elif story.exit is not None and (story.exit_status or 0) != 0 and not scene.was_ended(story.world_rank):
+            yield _death(story, story.exit.time_ns, (str(story.exit),))
+        elif story.exit is None and story.world_rank in scene.dead:
+            yield _death(story, story.last_ns, ())
+    for (_, _, by_call), events in raised.items():
+        yield _exception(events, by_call)
+
+
+def _belongs_to_a_call(story: RankStory, event: Event) -> bool:
+    """Whether a recorded call raised the exception that ended the rank."""
+    return any(c.end is not None and c.end.error == event.error for c in (*story.calls[-4:], *story.inner[-4:]))
+
+
+def _exception(events: list[Event], by_call: bool) -> Claim:
+    first = events[0]
+    ranks = tuple(sorted({e.world_rank for e in events}))
+    known = explain_log_line(first.error)
+    told = known is not None and known.kind in _CAUSES
+    assert known is not None or not told
+    kind = known.kind if known is not None and told else Kind.PEER_EXCEPTION
+    where = f" in {first.site}" if first.site is not None else ""
+    meaning = f" {known.says}" if known is not None and told else ""
+    finding = Finding(
+        code=f"ending.{known.code}" if known is not None and told else "ending.exception",
+        kind=kind,
+        ranks=ranks,
+        group=first.group,
+        message=f"{ranks_words(ranks)} raised {first.error}{where}.{meaning}",
+        evidence=tuple(str(e) for e in events[:8]),
+        certainty=Certainty.IS if told or not by_call else Certainty.LIKELY,
+        fix=known.fix if known is not None else "repair what this rank ran into; the other ranks waited for it",
+    )
+    return Claim(finding, first.time_ns, Weight.SYMPTOM if by_call and not told else Weight.CAUSE)
+
+
+def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
+    status = story.exit_status
+    how = "is gone, and nothing tells how it ended"
+    if status is not None:
+        how = f"exited with status {status} and no exception" if status > 0 else f"was ended by {_signal(-status)}"
+    inside = f" inside {call_words(story.inside.event)}" if story.inside is not None else ""
+    last = f"; its last call was {call_words(story.calls[-1].event)}" if story.calls and not inside else ""
+    finding = Finding(
+        code="ending.death",
+        kind=Kind.PEER_DEAD,
+        ranks=(story.world_rank,),
+        message=f"world rank {story.world_rank} {how}{inside}{last}.",
+        evidence=evidence,
+        certainty=Certainty.IS,
+        fix="read the end of this rank's own output; for signal 9, dmesg tells whether memory ran out",
+    )
+    return Claim(finding, time_ns)
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,84 @@
+"""A call on another group than meant: by a rank that is no member, or without group= where groups were declared.
+
+Examples: world rank 2 calls all_reduce on group [0,1]: torch does nothing and its tensor stays unreduced. A program
+declares tp [[0,1],[2,3]], and all four ranks broadcast an object without group=: every group gets world rank 0's.
+Claims: `non-member-call`, the ranks that are no members. `wrong-group`, the ranks that left group= out, where the
+declared groups do not hold one of all ranks; a barrier over all ranks is no finding.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.scene import CREATION, Scene, marks
+from workbench.diagnose.words import call_words, evidence_of, ranks_words
+from workbench.trace import CallSite, RankCall
+
+_HARMLESS = CREATION | {"barrier", "monitored_barrier"}
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    strangers: dict[CallSite | None, list[RankCall]] = defaultdict(list)
+    forgotten: dict[CallSite | None, list[RankCall]] = defaultdict(list)
+    for story in scene.ranks.values():
+        for call in story.calls:
+            said = marks(call.event)
+            if "non-member" in said:
+                strangers[call.event.site].append(call)
+            elif "default group" in said and _is_unmeant(scene, call):
+                forgotten[call.event.site].append(call)
+    for calls in strangers.values():
+        yield _stranger(scene, calls)
+    for calls in forgotten.values():
+        yield _forgotten(scene, calls)
+
+
+def _is_unmeant(scene: Scene, call: RankCall) -> bool:
+    group = call.event.group
+    if group is None or call.event.op in _HARMLESS or not scene.declared:
+        return False
+    return frozenset(group.world_ranks) not in scene.declared
+
+
+def _stranger(scene: Scene, calls: list[RankCall]) -> Claim:
+    event = calls[0].event
+    ranks = tuple(sorted({c.event.world_rank for c in calls}))
+    of = f" of {event.group}" if event.group is not None else " of the group"
+    line = event.site
+    failed = any(
+        c.event.site == line and c.end is not None and c.end.error for s in scene.ranks.values() for c in s.calls
+    )
+    finding = Finding(
+        code="group.non-member",
+        kind=Kind.NON_MEMBER_CALL,
+        ranks=ranks,
+        group=event.group,
+        message=f"{call_words(event)} was called by {ranks_words(ranks)}, which "
+        f"{'is no member' if len(ranks) == 1 else 'are no members'}{of}: torch returned at once and left the tensor "
+        f"as it was.",
+        evidence=evidence_of(calls),
+        certainty=Certainty.IS,
+        fix="call it on members only, or make a group that has these ranks",
+    )
+    return Claim(finding, event.time_ns, Weight.SYMPTOM if failed else Weight.CAUSE)
+
+
+def _forgotten(scene: Scene, calls: list[RankCall]) -> Claim:
+    event = calls[0].event
+    ranks = tuple(sorted({c.event.world_rank for c in calls}))
+    own = sorted(sorted(g) for g in scene.declared if g & set(ranks))
+    finding = Finding(
+        code="group.default",
+        kind=Kind.WRONG_GROUP,
+        ranks=ranks,
+        group=event.group,
+        message=f"{call_words(event)} was called without group= by {ranks_words(ranks)}, so over {event.group}; the "
+        f"program declared the groups {', '.join(map(str, own))} and none of all ranks.",
+        evidence=evidence_of(calls),
+        certainty=Certainty.IS,
+        fix="pass group=, and a root as group_src= or group_dst=; or declare a group of all ranks if it is meant",
+    )
+    return Claim(finding, event.time_ns)

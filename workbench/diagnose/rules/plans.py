@@ -1,0 +1,122 @@
+"""Ranks that do not make the same groups in the same order.
+
+Example: world ranks 0 and 1 call new_group([0, 1]) and then new_group([0, 1, 2]); 2 calls the second alone. torch names
+groups by a count of the process, so from there on the ranks wait under different names, or meet in each other's groups.
+Claim: `group-plan-mismatch`, the ranks outside the largest party at the first new_group that differs; all of them
+without one. A rank that may still come is not blamed. Groups made with use_local_synchronization are no part of the
+common order: there the names that members compute must be equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from workbench.diagnose.claim import Claim
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
+from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.trace import RankCall
+
+_FIX = (
+    "make all groups on every rank, in one order: [dist.new_group(ranks) for ranks in lists], and pick the own one "
+    "afterwards; or make them with use_local_synchronization=True, in one order on the members"
+)
+
+_Plans = dict[int, list[RankCall]]
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    by_generation: dict[int, _Plans] = defaultdict(dict)
+    for rank, story in scene.ranks.items():
+        if story.trace.drops.complete:
+            for generation in _generations(story):
+                by_generation[generation][rank] = [c for c in story.plan if _generation(c) == generation]
+    for plans in by_generation.values():
+        local = {_members(c) for plan in plans.values() for c in plan if _is_hashed(c)}
+        common = {rank: [c for c in plan if _members(c) not in local] for rank, plan in plans.items()}
+        yield from _first_difference(scene, common)
+        for members in sorted(local):
+            yield from _names_differ(scene, plans, members)
+
+
+def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
+    for place in range(max(map(len, plans.values()), default=0)):
+        here = {rank: plan[place] for rank, plan in plans.items() if place < len(plan)}
+        said = {rank: f"new_group({list(_members(call))})" for rank, call in here.items()}
+        if len(set(said.values())) > 1:
+            blamed = at_fault(said)
+            lines = {f"{what} at {here[ranks[0]].event.site}": ranks for what, ranks in parties(said)}
+            text = f"group {place + 1} that the ranks make differs: {parties_words(lines)}."
+        else:
+            late = [rank for rank in plans if rank not in here and _is_over(scene, scene.ranks[rank], here)]
+            if not late:
+                continue
+            blamed = tuple(sorted(late))
+            first = next(iter(here.values())).event
+            text = f"{call_words(first)} for {first.group} was entered by {ranks_words(here)} and never by "
+            text += f"{ranks_words(late)}."
+        first_ns = min(c.event.time_ns for c in here.values())
+        yield Claim(_finding("plan.order", blamed, here, text + raised(here.values())), first_ns)
+        return
+
+
+def _is_over(scene: Scene, story: RankStory, here: Mapping[int, RankCall]) -> bool:
+    """Whether a rank that made fewer groups has gone another way: it ended well, or stands in another call."""
+    if not any(scene.waits(c) or (c.end is not None and c.end.error) for c in here.values()):
+        return story.exit_status == 0 and all(c.end is not None for c in here.values())
+    return story.exit_status == 0 or (story.exception is None and story.inside is not None)
+
+
+def _names_differ(scene: Scene, plans: _Plans, members: tuple[int, ...]) -> Iterator[Claim]:
+    """Names of locally synchronised groups are salted with the number of groups that a process has."""
+    own = {r: [c for c in plans[r] if _members(c) == members] for r in members if r in plans}
+    for place in range(min(map(len, own.values()), default=0)):
+        here = {rank: calls[place] for rank, calls in own.items()}
+        names = {rank: _label(call) for rank, call in here.items()}
+        failed = any(scene.waits(c) or (c.end is not None and c.end.error) for c in here.values())
+        if len(set(names.values())) > 1 and failed:
+            made = {r: f"{sum(1 for c in plans[r] if c.event.ordinal < here[r].event.ordinal)} groups" for r in here}
+            lines = {str(what): ranks for what, ranks in parties(made)}
+            first = min(here.values(), key=lambda c: c.event.time_ns).event
+            text = f"{call_words(first)} with use_local_synchronization: the members of {list(members)} compute "
+            text += f"different names for the group, because they had made {parties_words(lines)} before."
+            blamed = at_fault(names)
+            yield Claim(_finding("plan.local-name", blamed, here, text + raised(here.values())), first.time_ns)
+            return
+
+
+def _finding(code: str, blamed: tuple[int, ...], here: Mapping[int, RankCall], text: str) -> Finding:
+    return Finding(
+        code=code,
+        kind=Kind.GROUP_PLAN_MISMATCH,
+        ranks=blamed,
+        group=here[blamed[0]].event.group if blamed[0] in here else next(iter(here.values())).event.group,
+        message=text,
+        evidence=evidence_of(here.values()),
+        certainty=Certainty.IS,
+        fix=_FIX,
+    )
+
+
+def _members(call: RankCall) -> tuple[int, ...]:
+    assert call.event.group is not None
+    return tuple(sorted(call.event.group.world_ranks))
+
+
+def _label(call: RankCall) -> str:
+    assert call.event.group is not None
+    return call.event.group.label
+
+
+def _is_hashed(call: RankCall) -> bool:
+    return re.fullmatch(r"[0-9a-f]{40}", _label(call)) is not None
+
+
+def _generation(call: RankCall) -> int:
+    return call.event.group.generation if call.event.group is not None else 0
+
+
+def _generations(story: RankStory) -> set[int]:
+    return {c.event.group.generation for c in story.calls if c.event.group is not None}

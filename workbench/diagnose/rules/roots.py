@@ -1,0 +1,91 @@
+"""A root that is no member of the group, or that was meant as a place in the group.
+
+Example: both members of tp[2,3] call broadcast(src=0): 0 is the leader's place in the group; its world rank is 2.
+Claim: `wrong-root`, the members that passed it. Where another group takes the same root from the same line and has a
+member of that number, it is likely wrong there too, though nothing was raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.scene import GroupName, Meeting, Scene
+from workbench.diagnose.words import call_words, evidence_of, raised
+from workbench.trace import CallSite, RankCall
+
+_FIX = "pass the place in the group as group_src= or group_dst=, or dist.get_global_rank(group, place) as src= or dst="
+
+_Where = tuple[CallSite | None, str, int | None]  # the line, the operation and the root that were passed
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    outside: set[_Where] = set()
+    told: set[tuple[GroupName, _Where]] = set()
+    for name, meetings in scene.meetings.items():
+        for meeting in meetings:
+            wrong = {r: c for r, c in meeting.came.items() if _is_outside(c)}
+            if not wrong:
+                continue
+            where = _where(next(iter(wrong.values())))
+            if (name, where) not in told:
+                yield _outside(meeting, wrong)
+            told.add((name, where))
+            outside |= {_where(c) for c in wrong.values()}
+    for name, meetings in scene.meetings.items() if outside else ():
+        for meeting in meetings:
+            first = meeting.first
+            root = first.event.root_world_rank
+            if _where(first) in outside and not _is_outside(first) and root is not None:
+                if root < len(name.world_ranks) and name.world_ranks[root] != root:
+                    yield _place(meeting, root)
+                break
+
+
+def _is_outside(call: RankCall) -> bool:
+    event = call.event
+    if event.root_world_rank is None or event.group is None or event.group.key.kind == "unregistered":
+        return False
+    return event.root_world_rank not in event.group.world_ranks
+
+
+def _where(call: RankCall) -> _Where:
+    return call.event.site, call.event.op, call.event.root_world_rank
+
+
+def _outside(meeting: Meeting, wrong: dict[int, RankCall]) -> Claim:
+    event = next(iter(wrong.values())).event
+    root, members = event.root_world_rank, meeting.name.world_ranks
+    meant = ""
+    if root is not None and root < len(members):
+        meant = f"; the member at place {root} is world rank {members[root]}"
+    finding = Finding(
+        code="root.outside",
+        kind=Kind.WRONG_ROOT,
+        ranks=tuple(sorted(wrong)),
+        group=meeting.group,
+        message=f"{call_words(event)} names world rank {root} as root of {meeting.group}, which has no such member"
+        f"{meant}.{raised(wrong.values())}",
+        evidence=evidence_of(wrong.values()),
+        certainty=Certainty.IS,
+        fix=_FIX,
+    )
+    return Claim(finding, event.time_ns)
+
+
+def _place(meeting: Meeting, root: int) -> Claim:
+    event = meeting.first.event
+    finding = Finding(
+        code="root.place",
+        kind=Kind.WRONG_ROOT,
+        ranks=tuple(sorted(meeting.came)),
+        group=meeting.group,
+        message=f"{call_words(event)} names world rank {root} as root of {meeting.group}; from the same line the same "
+        f"root goes to a group without such a member, so place {root} may be meant, which is world rank "
+        f"{meeting.name.world_ranks[root]} here.{raised(meeting.came.values())}",
+        evidence=evidence_of(meeting.came.values()),
+        certainty=Certainty.LIKELY,
+        fix=_FIX,
+    )
+    return Claim(finding, event.time_ns, Weight.REMARK)

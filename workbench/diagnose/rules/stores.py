@@ -1,0 +1,133 @@
+"""Waits for keys of a store that nobody writes, and a store that is used again.
+
+Examples: world ranks 0 and 1 wait for exchange/3/1/2, world rank 2 for exchange/3/0/0: the counter in the keys differs,
+`ordinal-drift`, the ranks outside the largest party. World rank 1 waits for weights/ready, which nobody writes:
+`store-timeout`, the ranks that wait. A second init_process_group on the same store under the same prefix finds the keys
+of the first: `stale-store`, the ranks that made it, whether or not anything was raised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.scene import Scene, at_fault, marks, parties
+from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.trace import RankCall
+
+_NUMBER = re.compile(r"\d+")
+_TIMED_OUT = re.compile(r"timeout|timed out", re.IGNORECASE)
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    yield from _waits(scene)
+    yield from _used_again(scene)
+
+
+def _waits(scene: Scene) -> Iterator[Claim]:
+    stuck: dict[int, RankCall] = {}
+    for rank, story in scene.ranks.items():
+        for call in story.calls:
+            if call.event.op == "store_wait" and call.begin is not None and _is_stuck(scene, call):
+                stuck[rank] = call
+    by_template: dict[str, dict[int, RankCall]] = defaultdict(dict)
+    for rank, call in stuck.items():
+        by_template[_NUMBER.sub("#", _keys(call)[0])][rank] = call
+    for calls in by_template.values():
+        counters = _counters(calls)
+        yield _drift(calls, counters) if counters else _timeout(calls)
+
+
+def _is_stuck(scene: Scene, call: RankCall) -> bool:
+    if call.end is None:
+        return scene.waits(call) and not scene.was_ended(call.event.world_rank)
+    return bool(_TIMED_OUT.search(call.end.error))
+
+
+def _keys(call: RankCall) -> list[str]:
+    """The keys that are waited for, sorted; one empty key if none was recorded."""
+    assert call.begin is not None
+    return sorted(call.begin.note.split(", ")) or [""]
+
+
+def _counters(calls: Mapping[int, RankCall]) -> dict[int, str]:
+    """By world rank: the one number in its keys in which the ranks differ; {} if they differ in none or in several."""
+    numbers = {rank: [_NUMBER.findall(key) for key in _keys(call)] for rank, call in calls.items()}
+    if len({tuple(map(len, found)) for found in numbers.values()}) != 1:
+        return {}
+    first = next(iter(numbers.values()))
+    differing = {
+        place
+        for found in numbers.values()
+        for key, wanted in zip(found, first, strict=True)
+        for place, (a, b) in enumerate(zip(key, wanted, strict=True))
+        if a != b
+    }
+    if len(differing) != 1:
+        return {}
+    place = differing.pop()
+    return {rank: found[0][place] for rank, found in numbers.items()}
+
+
+def _drift(calls: Mapping[int, RankCall], counters: Mapping[int, str]) -> Claim:
+    said = {f"{number} (such as {_keys(calls[ranks[0]])[0]})": ranks for number, ranks in parties(counters)}
+    first = min(calls.values(), key=lambda c: c.event.time_ns).event
+    finding = Finding(
+        code="store.counter",
+        kind=Kind.ORDINAL_DRIFT,
+        ranks=at_fault(counters),
+        message=f"{call_words(first)}: the ranks wait for keys with different numbers: {parties_words(said)}; each "
+        f"writes under its own number and nobody finds the others'.{raised(calls.values())}",
+        evidence=evidence_of(calls.values()),
+        fix="count exchanges in each group, not in the process: put the members and the group's number in the key",
+    )
+    return Claim(finding, first.time_ns)
+
+
+def _timeout(calls: Mapping[int, RankCall]) -> Claim:
+    first = min(calls.values(), key=lambda c: c.event.time_ns).event
+    keys = _keys(next(iter(calls.values())))
+    finding = Finding(
+        code="store.key",
+        kind=Kind.STORE_TIMEOUT,
+        ranks=tuple(sorted(calls)),
+        message=f"{call_words(first)}: {ranks_words(calls)} wait{'s' * (len(calls) == 1)} for {', '.join(keys[:4])}"
+        f"{f' and {len(keys) - 4} more' if len(keys) > 4 else ''}, which nobody wrote.{raised(calls.values())}",
+        evidence=evidence_of(calls.values()),
+        fix="compare the key with what the writer sets, prefix included; see whether the writer got that far",
+    )
+    return Claim(finding, first.time_ns, Weight.REMARK)
+
+
+def _used_again(scene: Scene) -> Iterator[Claim]:
+    again: dict[int, Sequence[RankCall]] = {}
+    for rank, story in scene.ranks.items():
+        before: dict[str, RankCall] = {}
+        for call in story.calls:
+            if call.event.op != "init_process_group" or call.begin is None:
+                continue
+            store = next((m for m in marks(call.begin) if m.startswith("store ")), None)
+            if store is not None and store in before:
+                again.setdefault(rank, (before[store], call))
+            elif store is not None:
+                before[store] = call
+    if not again:
+        return
+    second = min((calls[1] for calls in again.values()), key=lambda c: c.event.time_ns)
+    ranks = tuple(sorted(again))
+    finding = Finding(
+        code="store.again",
+        kind=Kind.STALE_STORE,
+        ranks=ranks,
+        group=second.event.group,
+        message=f"{call_words(second.event)}: {ranks_words(ranks)} made the process group again on the store of the "
+        f"first time, under the same prefix: it still holds the addresses and counters of the first."
+        f"{raised(c for calls in again.values() for c in calls[1:])}",
+        evidence=evidence_of(c for calls in again.values() for c in calls),
+        certainty=Certainty.IS,
+        fix="give the second init a store of its own: store=dist.PrefixStore('second', store), or a new TCPStore",
+    )
+    yield Claim(finding, second.event.time_ns)

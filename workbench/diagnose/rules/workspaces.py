@@ -1,0 +1,103 @@
+"""Memory that ranks share: handles that cannot be opened, workspaces that move under a graph, paths that differ.
+
+Examples: symm_mem_rendezvous on tp[0,1] raises on world rank 1: `handle-failure`. A workspace of tp[0,1] is made anew
+after a capture recorded calls on it: `workspace-moved`, likely, since the graph may hold the old address. In one call
+world rank 0 takes the path "custom" and 1 takes "nccl": `path-divergence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.diagnose.claim import Claim
+from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.log_lines import explain_log_line
+from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
+from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.trace import RankCall
+
+MAKING = frozenset({"symm_mem_rendezvous", "workspace"})
+
+
+def rule(scene: Scene) -> Iterator[Claim]:
+    failed = [
+        c for s in scene.ranks.values() for c in s.calls if c.event.op in MAKING and c.end is not None and c.end.error
+    ]
+    if failed:
+        yield _failure(failed)
+    moved = [call for story in scene.ranks.values() for call in _moved(story)]
+    if moved:
+        yield _movement(moved)
+    yield from _paths(scene)
+
+
+def _failure(calls: list[RankCall]) -> Claim:
+    first = min((c.event for c in calls), key=lambda e: e.time_ns)
+    ranks = tuple(sorted({c.event.world_rank for c in calls}))
+    known = explain_log_line(calls[0].end.error if calls[0].end is not None else "")
+    overflow = known is not None and known.kind is Kind.WORKSPACE_OVERFLOW
+    finding = Finding(
+        code="workspace.overflow" if overflow else "workspace.handle",
+        kind=Kind.WORKSPACE_OVERFLOW if overflow else Kind.HANDLE_FAILURE,
+        ranks=ranks,
+        group=first.group,
+        message=f"{call_words(first)} failed on {ranks_words(ranks)}.{raised(calls)}",
+        evidence=evidence_of(calls),
+        fix=known.fix if known is not None else "workbench doctor shows what this machine lets ranks share, and how",
+    )
+    return Claim(finding, first.time_ns)
+
+
+def _moved(story: RankStory) -> Iterator[RankCall]:
+    """Workspaces made again, with the same words, after calls on their group were captured."""
+    captured: set[tuple[int, ...]] = set()
+    made: set[tuple[object, tuple[int, ...]]] = set()
+    for call in story.calls:
+        event = call.event
+        if event.group is None:
+            continue
+        members = event.group.world_ranks
+        if event.capture:
+            captured.add(members)
+        elif event.op == "workspace":
+            if members in captured and (event.site, members) in made:
+                yield call
+            made.add((event.site, members))
+
+
+def _movement(calls: list[RankCall]) -> Claim:
+    first = min((c.event for c in calls), key=lambda e: e.time_ns)
+    ranks = tuple(sorted({c.event.world_rank for c in calls}))
+    finding = Finding(
+        code="workspace.moved",
+        kind=Kind.WORKSPACE_MOVED,
+        ranks=ranks,
+        group=first.group,
+        message=f"{call_words(first)} made the workspace of {first.group} again on {ranks_words(ranks)}, after calls "
+        f"on this group were captured: the graph may still hold the old address.",
+        evidence=evidence_of(calls),
+        certainty=Certainty.LIKELY,
+        fix="make the workspace for the largest batch before the first capture, and keep it as long as the graph",
+    )
+    return Claim(finding, first.time_ns)
+
+
+def _paths(scene: Scene) -> Iterator[Claim]:
+    for meetings in scene.meetings.values():
+        for meeting in meetings:
+            said = {r: c.event.path for r, c in meeting.came.items() if c.event.path}
+            if len(set(said.values())) < 2:
+                continue
+            lines = {str(what): ranks for what, ranks in parties(said)}
+            finding = Finding(
+                code="call.path",
+                kind=Kind.PATH_DIVERGENCE,
+                ranks=at_fault(said),
+                group=meeting.group,
+                message=f"{call_words(meeting.first.event)}, {meeting}, takes different paths: {parties_words(lines)}."
+                f"{raised(meeting.came.values())}",
+                evidence=evidence_of(meeting.came.values()),
+                fix="decide the path from what all members know alike, or vote on it before the call",
+            )
+            yield Claim(finding, meeting.first.event.time_ns)
+            break
