@@ -73,16 +73,28 @@ def test_plans_in_full() -> None:
         standing=Standing.DEFAULT,
     )
     pair = make_fabric(2, multicast=True)
-    assert decide_path(pair, Ask(hidden=7168, tokens=4096)) == Plan(
+    assert decide_path(pair, Ask(hidden=7168, tokens=8192)) == Plan(
         group="tp[0,1]",
         choice="nccl",
         reason="takes any size over any links",
         rejected=(
-            ("custom.fused", "56 MiB is above the 16 MiB at which sm90/ws2 fused ends"),
-            ("custom", "56 MiB is above the 16 MiB at which sm90/ws2 graph ends"),
+            ("custom.fused", "112 MiB is above the 56 MiB at which sm90/ws2 fused ends"),
+            ("custom", "112 MiB is above the 56 MiB at which sm90/ws2 graph ends"),
         ),
-        capacity_tokens=4096,
+        capacity_tokens=8192,
     )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "choice", "standing"),
+    [(1, "custom.fused.push", "measured"), (4096, "custom.fused.push", "measured"), (4097, "nccl", "default")],
+)
+def test_two_hopper_gpus_are_served_to_where_the_kernel_was_measured(tokens: int, choice: str, standing: str) -> None:
+    """benchmarks/2026-11-29-h200x2: 4,096 tokens of 7168 are 56 MiB. Other widths stay defaults, and end at 16 MiB."""
+    plan = decide_path(make_fabric(2), Ask(hidden=7168, tokens=tokens))
+    assert (plan.choice, plan.standing.value) == (choice, standing)
+    assert decide_path(make_fabric(4), Ask(hidden=7168, tokens=1)).standing is Standing.DEFAULT
+    assert decide_path(make_fabric(4), Ask(hidden=7168, tokens=4096)).choice == "nccl"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,21 @@ def test_tables_tell_where_they_come_from() -> None:
         assert all(table.provenance.values())
 
 
+def test_only_two_hopper_gpus_have_measured_rows_and_say_where_they_come_from() -> None:
+    measured = {
+        (arch, ws, mode.value): [row.up_to_bytes for row in rows if row.standing is Standing.MEASURED]
+        for arch, table in shipped_tables().items()
+        for ws, entry in table.entries.items()
+        for mode, rows in entry.rows.items()
+        if any(row.standing is not None for row in rows)
+    }
+    assert measured == {("sm90", 2, "fused"): [58720256]}  # 4,096 tokens of 7168 in bfloat16
+    entry = shipped_tables()["sm90"].entries[2]
+    assert (entry.provenance["device"], entry.provenance["driver"]) == ("NVIDIA H200", "580.159.04")
+    assert "benchmarks/2026-11-29-h200x2" in entry.provenance["command"]
+    assert (entry.max_message_bytes, shipped_tables()["sm90"].entries[4].max_message_bytes) == (56 << 20, 16 << 20)
+
+
 def test_some_rows_read_as_published() -> None:
     entry = shipped_tables()["sm100"].entries[4]
     assert [(r.algorithm.value, r.from_bytes, r.up_to_bytes) for r in entry.rows[Mode.GRAPH]] == [
@@ -106,6 +121,11 @@ def _change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("world_sizes/8/blocks/push", None, "blocks has no push, which a row uses"),
         ("world_sizes/8/eager", None, "field 'eager' is missing"),
         ("max_message", 16, "max_message is 16"),
+        ("world_sizes/2/provenance", None, "provenance is missing, and must say where a row that is measured"),
+        ("world_sizes/2/provenance/driver", None, "provenance: field 'driver' is missing"),
+        ("world_sizes/2/fused/0/standing", "tuned", "allowed: one of unsupported, default, measured"),
+        ("world_sizes/2/fused/0/standing", "unsupported", "an unsupported size is an absence"),
+        ("world_sizes/2/max_message", "lots", "max_message must be whole bytes"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_by_field(path: str, value: Any, told: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -112,6 +113,8 @@ class _Bench:
             gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=spec.timeout_s))
             for part in PARTS:
                 self._try(part, partial(self._add_kit, part, gloo))
+        gc.collect()
+        gc.freeze()  # every capture collects garbage, and what is set up by now is none
         say(f"ours is {ours.plan.choice}; {len(self._paths) + len(self._others) - 1} other sources of ways")
 
     def rows(self, tokens: int) -> Iterator[Row]:

@@ -38,12 +38,12 @@ def performance_figure(comparison: Comparison, scenario: Scenario = Scenario.TOG
     figure.add_trace(_ratios(rows), row=1, col=2)
     figure.add_hline(y=1, line={"color": theme.INK, "width": 1, "dash": "dot"}, row=1, col=2)
     figure.update_layout(
-        **theme.layout(_title(comparison), height=480, subtitle=_WORDS[scenario]),
-        margin={"l": 60, "r": 10, "t": 90, "b": 160},
+        **theme.layout(_title(comparison), height=500, subtitle=_WORDS[scenario]),
+        margin={"l": 60, "r": 10, "t": 85, "b": 170},
     )
-    figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top", "xanchor": "left"})
-    ticks = [row.tokens for row in rows]
-    for column in (1, 2):
+    figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "xanchor": "left"})
+    every = [row.tokens for row in rows]
+    for column, ticks in ((1, every), (2, every[:: 1 + (len(every) - 1) // 8])):
         figure.update_xaxes(
             type="log", title_text="tokens", tickvals=ticks, ticktext=_short(ticks), gridcolor=theme.GRID, col=column
         )
