@@ -6,14 +6,15 @@ from workbench.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from workbench.launch import Cluster
+    from workbench.observe import declare
     from workbench.ranks import GroupMap
     from workbench.runtime import Session
 
-__all__ = ["Cluster", "GroupMap", "Session", "__version__"]
+__all__ = ["Cluster", "GroupMap", "Session", "__version__", "declare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Cluster, GroupMap and Session on first use: pure code does not pay the seconds that torch takes to load."""
+    """Cluster, GroupMap, Session and declare on first use: pure code does not pay the seconds that torch takes to load."""
     if name == "Cluster":
         from workbench.launch import Cluster
 
@@ -26,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from workbench.runtime import Session
 
         return Session
+    if name == "declare":
+        from workbench.observe import declare
+
+        return declare
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
