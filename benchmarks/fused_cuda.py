@@ -1,11 +1,11 @@
-"""Checks and times the CUDA kernels on real GPUs, one process a GPU, beside other systems' kernels in the same process.
+"""Checks the CUDA kernels on real GPUs, one process a GPU, and times their layouts against each other.
 
-  torchrun --nproc-per-node 2 benchmarks/fused_cuda.py --steps check,virtual,backend,tune,time --out DIR [--peers DIR]
+  torchrun --nproc-per-node 2 benchmarks/fused_cuda.py --steps check,virtual,backend,tune --out DIR
 
 Steps: `check` real ranks against an fp64 reference and exact residual bits; `virtual` the same with 2..16 ranks on one
-device; `backend` the workbench's own face over the kernels; `tune` our own choices at each size; `time` ours beside the
-peers, rounds interleaved (needs measure_peers.py on the path and its kit under --peers). Nothing is timed before it was
-found right. NVLink multicast stays off. `--lib` names a compiled library; default: compile it.
+device; `backend` the workbench's own face over the kernels; `tune` every layout at each size. Other systems are timed
+beside ours by `workbench measure fused`. NVLink multicast stays off. `--lib` names a compiled library; default: compile
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -32,83 +31,52 @@ from cuda_checks import (  # noqa: E402 - likewise
     Checks,
     Ours,
     abi,
-    check_call,
     norm_error,
     outputs,
     step_check,
     step_virtual,
 )
 
-FUSED_PEERS = ("sgl_fused_1", "sgl_fused_2", "fi_one", "sgl+norm", "symm2+norm", "symm1+norm", "nccl+norm")
-OTHERS = ("sgl_ar", "norm", "p2p_write", "sm_write")
-
 
 def step_tune(run):
-    """us of every choice at each size, and the bare peer write and the two nearest peers beside them."""
+    """us of every layout at each size: blocks a row, and when the next kernel may start."""
+    from workbench.measure.graphs import graph_round, record
+    from workbench.measure.timing import time_rounds
+    from workbench.trace import Spread
+
     table, hidden = {}, run.args.hidden
-    run.load_peers("base,sglang")
     ours = run.workspace(hidden, torch.bfloat16, capacity=max(run.args.tokens))
     for tokens in run.args.tokens:
-        x, residual, weight, norm, total = run.tensors(tokens)
-        cases = {}
+        given = run.tensors(tokens)
+        rounds = {}
         for cluster in (2, 4, 7, 8, 14, 16):
             if hidden // 8 < 32 * cluster or (cluster > 8 and tokens > 64):
                 continue
             for trigger in (0, 1) if tokens < 64 else (1,):
-                choice = abi.Choice(cluster, trigger=trigger)
-                cases[f"c{cluster} t{trigger}"] = partial(ours.fused, choice, [x], [residual], weight, [(norm, total)])
-        cases.update(run.peer_cases(tokens, x, residual, weight, norm, total, ("sgl_fused_1", "sgl+norm", *OTHERS)))
-        result = table[str(tokens)] = run.bench.compare(cases)
-        order = sorted(result, key=lambda k: result[k]["us"])
-        run.say(f"h{hidden} T{tokens}: " + "  ".join(f"{k}={result[k]['us']:.2f}" for k in order))
-        run.write(f"tune_h{hidden}.json", table)
+                case = layout_case(ours, abi.Choice(cluster, trigger=trigger), given)
+                recorded = record(run, case, case.call, run.args.reps)
+                rounds[case.name] = graph_round(run, recorded, lambda: None)
+        times = time_rounds(run, rounds, num_rounds=run.args.iters)
+        table[str(tokens)] = {name: Spread.of(us).to_json() for name, us in times.items()}
+        order = sorted(table[str(tokens)].items(), key=lambda item: item[1]["median"])
+        run.say(f"h{hidden} T{tokens}: " + "  ".join(f"{name}={us['median']:.2f}" for name, us in order))
+        run.write(f"tune_h{hidden}.json", {"meta": run.meta(), "us": table})
     ours.free(run.meet)
 
 
-def step_time(run):
-    """Ours twice (the gap is the noise), every peer that was found right, the bare peer write."""
-    hidden = run.args.hidden
-    run.load_peers("base,symm,sglang,flashinfer")
-    ours, checks = run.workspace(hidden, torch.bfloat16, capacity=max(run.args.tokens)), Checks()
-    report = {"meta": run.meta(), "tokens": {}}
-    for tokens in run.args.tokens:
-        choice = abi.choose(tokens, hidden, 2)
-        for kind in ("integers", "normal", "bits"):
-            check_call(checks, ours, choice, kind, tokens, tokens, what="before timing")
-        run.agree_right(checks)
-        x, residual, weight, norm, total = run.tensors(tokens)
-        wrong = run.check_peers(tokens, weight)
-        x.normal_()
-        cases = {
-            "ours": partial(ours.fused, choice, [x], [residual], weight, [(norm, total)]),
-            **run.peer_cases(tokens, x, residual, weight, norm, total, (*FUSED_PEERS, *OTHERS), leave_out=wrong),
-            "ours again": partial(ours.fused, choice, [x], [residual], weight, [(norm, total)]),
-            "ours sum": partial(ours.reduce, choice, [x], [total]),
-        }
-        check_call(checks, ours, choice, "normal", tokens, 99, what="after timing")
-        result = run.bench.compare(cases)
-        run.agree_right(checks)
-        peers = {k: v["us"] for k, v in result.items() if k in FUSED_PEERS}
-        best = min(peers, key=peers.get)
-        row = {
-            "choice": str(choice),
-            "us": result,
-            "left_out": wrong,
-            "best_peer": best,
-            "ratio_to_best_peer": round(result["ours"]["us"] / peers[best], 3),
-            "ratio_to_peer_write": round(result["ours"]["us"] / result["p2p_write"]["us"], 3),
-        }
-        report["tokens"][str(tokens)] = row
-        run.write(f"h{hidden}.json", report)
-        run.say(
-            f"h{hidden} T{tokens}: ours {result['ours']['us']} [{result['ours']['p10']}, {result['ours']['p90']}] "
-            f"again {result['ours again']['us']}, {best} {peers[best]} -> {row['ratio_to_best_peer']}; write "
-            f"{result['p2p_write']['us']} -> {row['ratio_to_peer_write']}; {peers} {wrong or ''}"
-        )
-    report["meta"]["checks"] = checks.done
-    run.write(f"h{hidden}.json", report)
-    ours.free(run.meet)
-    return checks
+def layout_case(ours, choice, given):
+    """One layout as a case of the workbench's comparison."""
+    from workbench.measure.case import Case, Gives
+    from workbench.trace import Role
+
+    x, residual, weight, norm, total = given
+
+    def call():
+        ours.fused(choice, [x], [residual], weight, [(norm, total)])
+        return norm, total
+
+    name = f"c{choice.cluster} t{choice.trigger}"
+    return Case(name=name, label=name, role=Role.PEER, gives=Gives.FUSED, x=x, residual=residual, call=call)
 
 
 def step_backend(run):
@@ -205,13 +173,13 @@ def step_backend(run):
 
 
 class Run:
-    """This process among its peers: settings, groups, the library, the peers' kernels."""
+    """This process among the ranks: settings, groups, the library. A Meeting of the measure room."""
 
     def __init__(self, args):
         self.args, self.rank, self.ranks = args, dist.get_rank(), dist.get_world_size()
         self.gloo = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=90))
         self.kernels = abi.Kernels(args.lib or self.build())
-        self.out, self.ops, self.bench = Path(args.out), {}, None
+        self.out, self.device = Path(args.out), "cuda"
         self.out.mkdir(parents=True, exist_ok=True)
 
     def build(self):
@@ -236,12 +204,6 @@ class Run:
     def write(self, name, value):
         if self.rank == 0:
             (self.out / name).write_text(json.dumps(value, indent=1))
-
-    def agree_right(self, checks):
-        """Leave the program, on every rank, before anything wrong is timed."""
-        wrong = [w for every in self.gather(checks.wrong) for w in every]
-        if wrong:
-            raise SystemExit(f"wrong results, nothing is timed: {wrong[:5]}")
 
     def workspace(self, hidden, dtype, **more):
         return Ours(
@@ -270,51 +232,6 @@ class Run:
         norm = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * (1.0 + weight.double())
         return parts, residual, weight, total.to(dtype), added, norm
 
-    def load_peers(self, parts):
-        """Peers hold objects for the life of the process, and some are compiled per hidden size: one a process."""
-        import measure_peers as mp
-
-        if self.bench is None:
-            self.bench = mp.Bench(self.gloo, self.args.reps, self.args.iters)
-            self.refused = mp.Refused
-            self.ops = mp.load_peers(
-                parts, self.bench, hidden=self.args.hidden, max_tokens=max(self.args.tokens), peers=self.args.peers
-            )
-
-    def check_peers(self, tokens, weight):
-        """Names of fused peers that were found wrong or failed at this size."""
-        wrong = []
-        for name in FUSED_PEERS:
-            op = self.ops.get(name)
-            if op is None or not op.fits(tokens):
-                continue
-            x, residual, _, norm, total = self.tensors(tokens)
-            x = x if op.input is None else op.input(tokens)
-            try:
-                self.bench.check(op, x, residual, weight, norm, total)
-            except self.refused as e:
-                wrong.append(name)
-                self.say(f"left out at {tokens} tokens: {name}: {e}")
-        return wrong
-
-    def peer_cases(self, tokens, x, residual, weight, norm, total, names, leave_out=()):
-        """Bound calls. Composed ones write the residual in place, as engines do, each on a copy of its own."""
-        cases = {}
-        for name in names:
-            op = self.ops.get(name)
-            if op is None or not op.fits(tokens) or name in leave_out:
-                continue
-            given = x.clone() if op.input is None else op.input(tokens)
-            given.copy_(x)
-            if op.kind in ("sum", "copy"):
-                cases[name] = op.on(given, total)
-            else:
-                own = residual.clone()
-                cases[name] = op.on(
-                    given, own, weight, EPS, (norm, own if "+norm" in name or op.kind == "norm" else total)
-                )
-        return cases
-
     def meta(self):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False).stdout.split("\n")[0]
@@ -328,10 +245,9 @@ class Run:
             "ranks": self.ranks,
             "hidden": self.args.hidden,
             "dtype": "bfloat16",
-            "method": f"CUDA graph of {self.args.reps} calls, {self.args.iters} rounds, cases interleaved, one replay "
-            "queued ahead, median per rank, largest over ranks; us a call; p10 and p90 likewise",
-            "command": "torchrun --nproc-per-node 2 " + " ".join(a for a in sys.argv),
-            "peers": Path(self.args.peers, "VERSIONS").read_text().splitlines() if self.args.peers else None,
+            "method": f"CUDA graph of {self.args.reps} calls, {self.args.iters} rounds, layouts in turns, another "
+            "replay queued ahead, slowest rank of each round",
+            "command": f"torchrun --nproc-per-node {self.ranks} " + " ".join(sys.argv),
         }
 
 
@@ -340,7 +256,6 @@ def main():
     p.add_argument("--lib", help="compiled kernels; default: compile them into the package's cache")
     p.add_argument("--steps", default="check")
     p.add_argument("--out", default="out")
-    p.add_argument("--peers", help="the unpacked kit of the peers' kernels")
     p.add_argument("--hidden", type=int, default=7168)
     p.add_argument("--tokens", type=lambda s: [int(v) for v in s.split(",")], default=[1 << i for i in range(13)])
     p.add_argument("--replays", type=int, default=10000, help="graph replays with one rank late at random")
@@ -366,7 +281,6 @@ def main():
         "virtual": step_virtual,
         "backend": step_backend,
         "tune": step_tune,
-        "time": step_time,
     }
     for step in args.steps.split(","):
         start = time.monotonic()
@@ -380,7 +294,7 @@ def main():
         if bad and not args.keep_going:
             break
     sys.stdout.flush()
-    os._exit(1 if bad else 0)  # no teardown: peers' memory is mapped everywhere
+    os._exit(1 if bad else 0)  # no teardown: every rank's memory is mapped by others
 
 
 if __name__ == "__main__":

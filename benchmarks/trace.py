@@ -1,19 +1,29 @@
-"""What recording costs a call, and reading costs afterwards.
+"""What recording costs a call and a program, and what reading and judging cost afterwards.
 
-    python -m benchmarks.trace [--calls N] [--dir DIR]
+    python -m benchmarks.trace [--calls N] [--dir DIR]          one recorder: begin + end, reading
+    python -m benchmarks.trace --program [--ranks N]            what `workbench trace` adds to small gloo collectives
+    python -m benchmarks.trace --judge [--ranks 64] [--calls N] reading and judging the files of many ranks
 
-Prints one line a measurement: median and 99th percentile of begin + end together, in microseconds, with the cost of the
-timing loop itself taken off. Files in memory (/dev/shm) unless --dir names another place.
+Of one recorder: median and 99th percentile of begin + end together, in microseconds, with the cost of the timing loop
+itself taken off. Of a program: blocks of recorded and unrecorded calls take turns in one process; the ratio is that of
+the medians of world rank 0. Files in memory (/dev/shm) unless --dir names another place.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 
+from workbench.diagnose import diagnose
+from workbench.observe import read_observed, recorded_environment
 from workbench.ranks import GroupKey
 from workbench.trace import Lane, Recorder, read_directory, read_progress
 
@@ -54,13 +64,80 @@ def time_us(fn: Callable[[Lane], None], lane: Lane, calls: int) -> tuple[float, 
     return samples[calls // 2] / 1000, samples[calls * 99 // 100] / 1000
 
 
+def program(ranks: int, calls: int, directory: str) -> None:
+    """Start the ranks, recorded, as `workbench trace` does."""
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | os.environ
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*torchrun, "-m", "benchmarks.trace", "--rank-body", "--calls", str(calls)]
+    subprocess.run(command, env=recorded_environment(environment, directory), check=True, timeout=600)
+
+
+def rank_body(calls: int) -> None:
+    """One rank: blocks of 200 calls, recorded and passed through in turn."""
+    import torch
+    import torch.distributed as dist
+
+    from workbench.observe.process import OPAQUE, this_process
+
+    dist.init_process_group("gloo")
+    x = torch.ones(8)
+    times: dict[str, list[float]] = {"": [], OPAQUE: []}
+    for block in range(max(calls // 200, 10)):
+        for inside in ("", OPAQUE) if block % 2 else (OPAQUE, ""):
+            dist.barrier()
+            this_process.here.inside = inside
+            start = time.perf_counter()
+            for _ in range(200):
+                dist.all_reduce(x)
+            times[inside].append((time.perf_counter() - start) / 200 * 1e6)
+            this_process.here.inside = ""
+    if dist.get_rank() == 0:
+        recorded, plain = (statistics.median(times[i]) for i in ("", OPAQUE))
+        print(
+            f"all_reduce of 8 floats, {dist.get_world_size()} gloo ranks: {plain:.1f} us, recorded {recorded:.1f} us, "
+        )
+        print(f"ratio {recorded / plain:.3f} (medians of {len(times[''])} blocks of 200 calls each, taking turns)")
+    dist.destroy_process_group()
+
+
+def judge(ranks: int, calls: int, directory: str) -> None:
+    """Write the files of many ranks as a program would leave them, then read and judge them."""
+    world = GroupKey("world", tuple(range(ranks)))
+    for world_rank in range(ranks):
+        with Recorder.open(directory, world_rank) as recorder:
+            lane = recorder.group(world, label="0")
+            for number in range(calls // 2):
+                lane.end(lane.begin("all_reduce", shape=(8, number % 50), dtype="float32", reduce_op="sum"))
+    start = time.perf_counter()
+    trace = read_observed(directory)
+    read = time.perf_counter()
+    findings = diagnose(trace)
+    judged = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    print(f"{ranks} ranks, {len(trace.events)} events: read in {read - start:.1f} s, judged in {judged - read:.1f} s, ")
+    print(f"{len(findings)} findings, {peak:.2f} GiB at most")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=50_000)
     parser.add_argument("--dir", default="/dev/shm")
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--program", action="store_true")
+    parser.add_argument("--judge", action="store_true")
+    parser.add_argument("--rank-body", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank_body:
+        rank_body(options.calls)
+        return
     directory = tempfile.mkdtemp(prefix="workbench-trace-", dir=options.dir)
     try:
+        if options.program:
+            program(options.ranks or 2, min(options.calls, 10_000), directory)
+            return
+        if options.judge:
+            judge(options.ranks or 64, min(options.calls, 10_000), directory)
+            return
         with Recorder.open(directory, 0) as recorder:
             lane = recorder.group(GROUP, label="tp", ordinal=1)
             base, _ = time_us(nothing, lane, options.calls)

@@ -21,6 +21,7 @@ from workbench.measure.subgroups import time_subgroups
 from workbench.measure.timing import alternate
 from workbench.measure.tuned import tuned_table
 from workbench.measure.unfused import Unfused
+from workbench.measure.virtual_ranks import VirtualRun, check_virtual_ranks, recorded_virtual_run
 
 __all__ = [
     "NO_MULTICAST",
@@ -29,7 +30,9 @@ __all__ = [
     "Published",
     "Rates",
     "Unfused",
+    "VirtualRun",
     "alternate",
+    "check_virtual_ranks",
     "describe_device",
     "find_crossover",
     "find_losses",
@@ -40,6 +43,7 @@ __all__ = [
     "memory_bytes",
     "predict_us",
     "published_figures",
+    "recorded_virtual_run",
     "require_same",
     "simulate_us",
     "time_subgroups",

@@ -171,6 +171,8 @@ class _Bench:
             yield from other.cases(inputs)
         yield again(ours)
         yield _session_sum(self._paths[0], ours)
+        if self._spec.device == "cpu":
+            yield _session_copied(self._paths[0], inputs)
 
     def _is_right(self, case: Case, inputs: Inputs, wrong: dict[str, str], left_out: dict[str, str]) -> bool:
         if case.gives is Gives.NOTHING or case.role is Role.AGAIN:
@@ -349,8 +351,9 @@ class _Bench:
         )
 
 
-def _session_case(path: _Path, role: Role, inputs: Inputs) -> Case:
-    x = path.session.empty(tuple(inputs.x.shape), inputs.x.dtype, group=KIND)
+def _session_case(path: _Path, role: Role, inputs: Inputs, x: torch.Tensor | None = None) -> Case:
+    """x: where the caller's rows lie; by default where peers read them in place, if there is such memory."""
+    x = path.session.empty(tuple(inputs.x.shape), inputs.x.dtype, group=KIND) if x is None else x
     residual = torch.empty_like(inputs.x)
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:
@@ -358,6 +361,12 @@ def _session_case(path: _Path, role: Role, inputs: Inputs) -> Case:
         return out.norm, out.residual
 
     return Case(name=path.name, label=path.name, role=role, gives=Gives.FUSED, x=x, residual=residual, call=call)
+
+
+def _session_copied(path: _Path, inputs: Inputs) -> Case:
+    """The same from the caller's own memory, which peers cannot read in place."""
+    case = _session_case(path, Role.PART, inputs, torch.empty_like(inputs.x))
+    return replace(case, name=f"{path.name} copied", label=f"{path.name}, x copied in")
 
 
 def _session_sum(path: _Path, fused: Case) -> Case:
