@@ -58,6 +58,7 @@ def run_lab(directory: Path, *, port: int | None, browser: bool, say: Callable[[
             f"--ServerApp.open_browser={browser}",
             f"--ServerApp.allow_root={os.geteuid() == 0}",  # containers; the user is root already
             *([] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]),
+            "--KernelManager.transport_encryption=auto",  # other users of this machine do not read along
             f"--LabApp.default_url=/lab{first}",
             "--Application.log_level=WARN",
         ]
