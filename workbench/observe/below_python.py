@@ -17,7 +17,7 @@ from typing import Any
 from workbench.observe.described import describe_tensor, reduce_op_name
 from workbench.observe.endings import tell_exception
 from workbench.observe.groups import known_group
-from workbench.observe.process import this_process
+from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.works import start_work
 from workbench.trace import Lane, Token
 
@@ -112,7 +112,7 @@ def _covered(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if here.outer:
+        if here.inside:
             return original(*args, **kwargs)
         put_in_place()
         told = next((a.reduceOp for a in (*args, *kwargs.values()) if hasattr(a, "reduceOp")), None)
@@ -175,7 +175,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
         return None if token is None else (known.lane, token)
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        if here.outer or not this_process.recorder.enabled:
+        if here.inside or not this_process.live:
             return overload.redispatch(keyset & below, *args)
         try:
             begun = begin(args)
@@ -185,7 +185,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
         if begun is None:
             return overload.redispatch(keyset & below, *args)
         lane, token = begun
-        here.outer, here.opaque = op, True
+        here.inside = OPAQUE
         try:
             result = overload.redispatch(keyset & below, *args)
         except BaseException as e:
@@ -193,7 +193,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             tell_exception(e, lane)
             raise
         finally:
-            here.outer, here.opaque = "", False
+            here.inside = ""
         work = work_of(result[-1] if isinstance(result, tuple) else result)
         start_work(work, lane, token, op, polled=peer_at < 0)
         return result

@@ -11,6 +11,7 @@ from workbench.trace import stride_class
 _INPUTS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors")
 _OUTPUTS = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list", "scatter_list")
 _NOWHERE = 1 << 30
+_LISTS = (list, tuple)
 
 _dtypes: dict[Any, str] = {}
 _reduce_ops: dict[Any, str] = {}
@@ -26,50 +27,71 @@ class Described:
         parameters = inspect.signature(original).parameters
         self._names = list(parameters)
         self.root, self.peer = root, peer
-        self.group = self._place("group")
-        self.is_async = self._place("async_op")
+        self.group = self._place("group")[0]
+        self.is_async = self._place("async_op")[0]
         self._who, self._group_who = self._place(root or peer), self._place(f"group_{root or peer}")
-        self._inputs = [self._place(n) for n in _INPUTS if n in parameters][:1]
-        self._outputs = [self._place(n) for n in _OUTPUTS if n in parameters]
+        inputs = [n for n in _INPUTS if n in parameters][:1]
+        self._tensors = [self._place(n) for n in (*inputs, *_OUTPUTS) if n in parameters]
+        self._num_inputs = len(inputs)
         self._op = self._place("op")
         self._default_op = parameters["op"].default if "op" in parameters else None
-        self._root_place_by_default = 0 if root and "group" in parameters else None
+        self._plain = [p for p in (self._op, self._who, self._group_who) if p[0] is not _NOWHERE]
 
     def _place(self, name: str) -> tuple[int, str]:
         return (self._names.index(name) if name in self._names else _NOWHERE), name
 
-    def fields(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks: tuple[int, ...]) -> dict[str, Any]:
-        """The fields of Lane.begin that the arguments speak of. Under "any_source": a recv that names nobody."""
+    def key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What `fields` depends on, as quickly as it can be had."""
         num = len(args)
-        found: dict[str, Any] = {}
-        for at, name in self._inputs:
-            tensor = args[at] if num > at else kwargs.get(name)
-            if type(tensor) in (list, tuple):
-                tensor = tensor[0] if tensor else None
-            describe_tensor(tensor, found)
-        if self._outputs and found.get("stride_class") == "contiguous":
-            for at, name in self._outputs:
-                tensors: Any = args[at] if num > at else kwargs.get(name)
-                for tensor in tensors if type(tensors) in (list, tuple) else (tensors,):
-                    if getattr(tensor, "is_contiguous", _yes)() is False:
-                        found["stride_class"] = stride_class(tuple(tensor.shape), tensor.stride())
-        if self._op[0] is not _NOWHERE:
-            at = self._op[0]
-            found["reduce_op"] = reduce_op_name(args[at] if num > at else kwargs.get("op", self._default_op))
-        if self.root or self.peer:
-            at, name = self._who
-            world_rank = args[at] if num > at else kwargs.get(name)
-            at, name = self._group_who
-            group_rank = args[at] if num > at else kwargs.get(name)
-            if self.root:
-                if world_rank is None and group_rank is None:
-                    group_rank = self._root_place_by_default
-                found["root_world_rank"], found["root_group_rank"] = world_rank, group_rank
+        parts: list[Any] = []
+        for at, name in self._tensors:
+            value: Any = args[at] if num > at else kwargs.get(name)
+            if type(value) in _LISTS:
+                parts += map(_look, value)
+                parts.append(len(value))
             else:
-                if world_rank is None and isinstance(group_rank, int) and 0 <= group_rank < len(ranks):
-                    world_rank = ranks[group_rank]
-                found["peer_world_rank"] = world_rank
+                parts.append(_look(value))
+        for at, name in self._plain:
+            parts.append(args[at] if num > at else kwargs.get(name))
+        return tuple(parts)
+
+    def fields(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks: tuple[int, ...]) -> dict[str, Any]:
+        """The fields of Lane.begin that the arguments speak of. `ranks`: the group's members."""
+        num = len(args)
+
+        def given(place: tuple[int, str]) -> Any:
+            return args[place[0]] if num > place[0] else kwargs.get(place[1])
+
+        found: dict[str, Any] = {}
+        for number, place in enumerate(self._tensors):
+            value = given(place)
+            tensors = list(value) if isinstance(value, list | tuple) else [value]
+            if number < self._num_inputs:
+                describe_tensor(tensors[0] if tensors else None, found)
+            for tensor in tensors:  # a hole in any of them is worse than what the first looks like
+                look: dict[str, Any] = {}
+                describe_tensor(tensor, look)
+                if look.get("stride_class", "contiguous") != "contiguous":
+                    found["stride_class"] = look["stride_class"]
+        if self._op[0] is not _NOWHERE:
+            op = given(self._op)
+            found["reduce_op"] = reduce_op_name(self._default_op if op is None else op)
+        world_rank, group_rank = given(self._who), given(self._group_who)
+        if self.root:
+            found["root_world_rank"] = world_rank
+            found["root_group_rank"] = 0 if world_rank is None and group_rank is None else group_rank
+        elif self.peer:
+            if world_rank is None and isinstance(group_rank, int) and 0 <= group_rank < len(ranks):
+                world_rank = ranks[group_rank]
+            found["peer_world_rank"] = world_rank
         return found
+
+
+def _look(tensor: Any) -> Any:
+    try:
+        return tensor.shape, tensor.dtype, tensor.is_contiguous() or tensor.stride()
+    except (AttributeError, RuntimeError, TypeError):
+        return None
 
 
 def dtype_name(dtype: Any) -> str:
@@ -93,10 +115,6 @@ def reduce_op_name(op: Any) -> str:
 
 def _word(op: Any) -> str:
     return str(getattr(op, "name", op)).rpartition(".")[2].strip("<>: 0123456789").lower() or "?"
-
-
-def _yes() -> bool:
-    return True
 
 
 def describe_tensor(tensor: Any, found: dict[str, Any]) -> None:

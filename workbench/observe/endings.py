@@ -107,4 +107,5 @@ def _close(how: str = "") -> None:
     if recorder.enabled:
         status = this_process.exit_status or 0
         recorder.instant("exit", note=f"status={status}{f', {how}' if how else ''}")
+        this_process.live = False
         recorder.close()

@@ -36,7 +36,8 @@ def _recorded(original: Callable[..., Any], op: str) -> Callable[..., Any]:
             [str(a) for a in args if isinstance(a, int)] + [f"{k}={v}" for k, v in kwargs.items() if _plain(v)]
         )
         door = this_process.recorder if group is None else group.lane
-        remark = f"inside {this_process.here.outer}" if this_process.here.outer else ""
+        inside = this_process.here.inside
+        remark = f"inside {inside}" if inside else ""
         token = door.begin(op, note=f"{original.__name__}({key})" if op == "workspace" else key, remark=remark)
         try:
             result = original(*args, **kwargs)

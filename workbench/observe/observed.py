@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.observe.children import EXITS
-from workbench.trace import Event, Phase, RankTrace, Trace, align, read_directory
+from workbench.trace import Event, Phase, RankTrace, Trace, read_directory
 
 
 def read_observed(*directories: str | os.PathLike[str], attempt: int | None = None) -> Trace:
@@ -16,14 +16,10 @@ def read_observed(*directories: str | os.PathLike[str], attempt: int | None = No
 
     Raises: as read_directory.
     """
-    trace = read_directory(*directories, attempt=attempt)
     ends: dict[int, tuple[int, int]] = {}
     for directory in directories:
         ends |= _ends(Path(directory))
-    if not ends:
-        return trace
-    ranks = [_with_exit(r, ends.get(r.header.pid)) for r in trace.ranks]
-    return align(ranks, attempts=trace.attempts, unreadable=trace.unreadable)
+    return read_directory(*directories, attempt=attempt, complete=lambda r: _with_exit(r, ends.get(r.header.pid)))
 
 
 def _ends(directory: Path) -> dict[int, tuple[int, int]]:

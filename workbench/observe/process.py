@@ -15,14 +15,18 @@ from workbench.observe.stacks import register_stack_dump
 from workbench.ranks import GroupKey, GroupMap
 from workbench.trace import Lane, Recorder, Token
 
+OPAQUE = "a call of its own"
+
 _MOST_EARLY = 256  # events kept until the rank is known
 
 
 class _Here(threading.local):
-    """What this thread is inside: the function of torch.distributed, and whether what it calls is recorded too."""
+    """What this thread is inside: "" or the function of torch.distributed whose inner calls are recorded too.
 
-    outer = ""
-    opaque = False
+    OPAQUE inside any other: what it calls is its own affair. reduce_op: of the functional collective it is inside.
+    """
+
+    inside = ""
     reduce_op: str | None = None
 
 
@@ -46,6 +50,7 @@ class Process:
 
     def _start(self) -> None:
         self.recorder = Recorder.off()
+        self.live = False  # whether the recorder writes; read once a call
         self.generation = -1
         self.num_groups = 0
         self.capturing = 0
@@ -64,10 +69,7 @@ class Process:
 
     def forget(self) -> None:
         """In a forked child: it is another rank, or none."""
-        outer, opaque = self.here.outer, self.here.opaque
         self._start()
-        self.here = _Here()
-        self.here.outer, self.here.opaque = outer, opaque
 
     def become(self, world_rank: int) -> None:
         """Open the file of this rank, and write what happened before. A file that cannot be is told once on stderr."""
@@ -83,6 +85,7 @@ class Process:
             except (WorkbenchError, OSError, ValueError) as e:
                 sys.stderr.write(f"workbench: world rank {world_rank} is not recorded: {e}\n")
                 return
+            self.live = True
             for document in self._declared:
                 self.recorder.declare(document)
             tokens: dict[str, Token | None] = {}

@@ -12,15 +12,17 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from workbench.observe.below_python import cover_process_group
 from workbench.observe.described import Described
 from workbench.observe.endings import record_endings, tell_exception
-from workbench.observe.groups import forget_groups, known_group, note_group, strange_group
-from workbench.observe.process import this_process
+from workbench.observe.groups import Known, forget_groups, known_group, note_group, strange_group
+from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.stores import record_store_waits
 from workbench.observe.works import record_work_waits, start_work
 from workbench.trace import Lane, Recorder, Token
@@ -52,6 +54,8 @@ NAMES = {
 }
 """Functions recorded under the name of another that does the same."""
 
+_Begun = tuple[Lane | Recorder, Token | None]
+
 
 def install(module: Any) -> None:
     """Called once torch.distributed.distributed_c10d has been executed, before anything else can import from it."""
@@ -72,44 +76,50 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
     """`original`, with a begin and an end around it."""
     op = NAMES.get(name, name)
     what = Described(original, root=ROOTED.get(name, ""), peer=PEERED.get(name, ""))
-    group_at, async_at = what.group[0], what.is_async[0]
-    always_async, is_opaque = name in ("isend", "irecv"), name not in OBJECTS
-    is_peered = name in PEERED
+    group_at, async_at = what.group, what.is_async
+    always_async, is_peered = name in ("isend", "irecv"), name in PEERED
+    within = name if name in OBJECTS else OPAQUE
     here, member = this_process.here, module.GroupMember
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any], remark: str) -> tuple[Lane | Recorder, Token | None]:
+    def describe(
+        args: tuple[Any, ...], kwargs: dict[str, Any], known: Known, capture: bool, remark: str
+    ) -> dict[str, Any]:
+        fields = what.fields(args, kwargs, known.ranks)
+        return {"op": op, "path": known.backend, "capture": capture, "remark": remark, **fields}
+
+    def begin_elsewhere(known: Known | None, remark: str) -> _Begun:
+        """What has no place in its group's sequence: a recv from anybody, a call on what is no group."""
+        recorder = this_process.recorder
+        note = "" if known is None else f"from any rank on {known.lane.info}"
+        return recorder, recorder.begin(op, remark=remark, note=note)
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, frame: FrameType) -> _Begun:
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
         known = known_group(member.WORLD if group is None else group)
-        if group is None:
-            remark = f"default group; {remark}" if remark else "default group"
+        remark = _words(group is None, known is not None, is_async, here.inside)
         if known is None:
-            remark = f"non-member; {remark}" if remark else "non-member"
             known = strange_group()
         if known is None:
-            return this_process.recorder, this_process.recorder.begin(op, remark=remark)
-        fields = what.fields(args, kwargs, known.ranks)
-        if is_peered and fields["peer_world_rank"] is None:  # from whoever sends: nobody's sequence
-            note = f"from any rank on {known.lane.info}"
-            return this_process.recorder, this_process.recorder.begin(op, remark=remark, note=note)
+            return begin_elsewhere(None, remark)
+        if is_peered and what.fields(args, kwargs, known.ranks)["peer_world_rank"] is None:
+            return begin_elsewhere(known, remark)
         capture = this_process.capturing > 0
-        return known.lane, known.lane.begin(op, path=known.backend, capture=capture, remark=remark, **fields)
+        key = (op, capture, remark, what.key(args, kwargs))
+        return known.lane, known.lane.begin_known(key, frame, describe, args, kwargs, known, capture, remark)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        outer = here.outer
-        recorder = this_process.recorder
-        if (outer and here.opaque) or not recorder.enabled:
+        inside = here.inside
+        if inside is OPAQUE or not this_process.live:
             return original(*args, **kwargs)
         is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
-        remark = "async" if is_async else ""
-        if outer:
-            remark = f"{remark}; inside {outer}" if remark else f"inside {outer}"
+        door: Lane | Recorder
         try:
-            door, token = begin(args, kwargs, remark)
+            door, token = begin(args, kwargs, is_async, sys._getframe(1))
         except Exception as e:  # recording must not fail the call
             this_process.fail(e)
-            door, token = recorder, None
-        here.outer, here.opaque = name, is_opaque
+            door, token = this_process.recorder, None
+        here.inside = within
         try:
             result = original(*args, **kwargs)
         except BaseException as e:
@@ -117,7 +127,7 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
             tell_exception(e, door)
             raise
         finally:
-            here.outer, here.opaque = outer, False
+            here.inside = inside
         if is_async and result is not None:
             start_work(result, door, token, op, polled=not is_peered)
         else:
@@ -125,6 +135,18 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
         return result
 
     return call
+
+
+@functools.cache
+def _words(by_default: bool, is_member: bool, is_async: bool, inside: str) -> str:
+    """The remark of a call."""
+    words = [
+        *(["default group"] if by_default else []),
+        *([] if is_member else ["non-member"]),
+        *(["async"] if is_async else []),
+        *([f"inside {inside}"] if inside else []),
+    ]
+    return "; ".join(words)
 
 
 def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,8 +201,7 @@ def _recorded_new_group(module: Any, original: Callable[..., Any]) -> Callable[.
         if ranks != ordered:
             note = f"{note}; asked for in the order {list(ranks)}"
         token = lane.begin("new_group", note=note, path=given.get("backend"))
-        outer, opaque = here.outer, here.opaque
-        here.outer, here.opaque = "new_group", False
+        inside, here.inside = here.inside, "new_group"
         try:
             result = original(*args, **kwargs)
         except BaseException as e:
@@ -188,7 +209,7 @@ def _recorded_new_group(module: Any, original: Callable[..., Any]) -> Callable[.
             tell_exception(e, lane)
             raise
         finally:
-            here.outer, here.opaque = outer, opaque
+            here.inside = inside
         lane.end(token)
         note_group(result, lane)
         return result

@@ -23,8 +23,8 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         names = keys if isinstance(keys, str) else ", ".join(map(str, keys))
         if not recorder.enabled:
             this_process.early("store_wait", note=names)
-        outer = this_process.here.outer
-        token = recorder.begin("store_wait", note=names, remark=f"inside {outer}" if outer else "")
+        inside = this_process.here.inside
+        token = recorder.begin("store_wait", note=names, remark=f"inside {inside}" if inside else "")
         error = ""
         try:
             return original(store, *args, **kwargs)

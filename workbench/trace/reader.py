@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,10 +31,15 @@ def read_rank(path: str | os.PathLike[str]) -> RankTrace:
         os.close(fd)
 
 
-def read_directory(*directories: str | os.PathLike[str], attempt: int | None = None) -> Trace:
+def read_directory(
+    *directories: str | os.PathLike[str],
+    attempt: int | None = None,
+    complete: Callable[[RankTrace], RankTrace] | None = None,
+) -> Trace:
     """Read the files of all ranks in these directories (one a node), and set them on one clock.
 
-    `attempt` picks a restart; the latest by default. A file that cannot be read is listed in `unreadable`.
+    `attempt` picks a restart; the latest by default. A file that cannot be read is listed in `unreadable`. `complete`
+    may add to a rank what is known of it from elsewhere, before the clocks are set.
     Raises: TraceError when there is no readable file, or none of that attempt.
     """
     ranks: dict[tuple[int, int], RankTrace] = {}
@@ -57,7 +62,7 @@ def read_directory(*directories: str | os.PathLike[str], attempt: int | None = N
     wanted = attempts[-1] if attempt is None else attempt
     if wanted not in attempts:
         raise TraceError(f"no trace of attempt {wanted} in {where}; found attempts {', '.join(map(str, attempts))}")
-    chosen = [r for (a, _), r in ranks.items() if a == wanted]
+    chosen = [r if complete is None else complete(r) for (a, _), r in ranks.items() if a == wanted]
     return align(chosen, attempts=attempts, unreadable=tuple(unreadable))
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
@@ -195,7 +195,7 @@ class Lane:
         self._file = file
         self._group_id = group_id
         self._word = at.WORD_SLOTS + slot
-        self._known: dict[Any, tuple[bytes, int, object]] = {}
+        self._known: dict[Any, tuple[Any, ...]] = {}
         self._events = count(1)
         self._calls = count(1)
         self._latest = 0
@@ -245,6 +245,42 @@ class Lane:
         flags = at.FLAG_CAPTURE if capture else 0
         file.write(self._word, next(self._events), sequence, 1, flags, what, note, remark_id)
         return what, sequence, flags, remark_id
+
+    def begin_known(
+        self, key: Any, frame: FrameType | None, describe: Callable[..., Mapping[str, Any]], *args: Any
+    ) -> Token | None:
+        """begin, for a caller that counts microseconds: describe(*args) gives begin's fields, once a key and line.
+
+        key: whatever the fields depend on; one that cannot be hashed is described afresh. `frame` is where to look for
+        the caller.
+        """
+        file = self._file
+        if file is None or not file.live:
+            return None
+        while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
+            frame = frame.f_back
+        where: tuple[Any, ...] = (key, id(frame.f_code), frame.f_lasti) if frame is not None else (key,)
+        try:
+            what, remark_id, flags, peer, _ = self._known[where]
+        except (KeyError, TypeError):
+            what, remark_id, flags, peer = self._describe_known(where, frame, describe(*args))
+        if peer is None:
+            sequence = self._latest = next(self._calls)
+        else:
+            sequence = next(self._peer_calls.setdefault(peer, count(1)))
+        file.write(self._word, next(self._events), sequence, 1, flags, what, "", remark_id)
+        return what, sequence, flags, remark_id
+
+    def _describe_known(
+        self, where: tuple[Any, ...], frame: FrameType | None, fields: Mapping[str, Any]
+    ) -> tuple[bytes, int, int, tuple[str, int] | None]:
+        what, remark_id = self._describe(tuple(fields.get(name) for name in _DESCRIBED), frame)
+        flags = at.FLAG_CAPTURE if fields.get("capture") else 0
+        peer_rank = fields.get("peer_world_rank")
+        peer = None if peer_rank is None else (fields["op"], peer_rank)
+        with contextlib.suppress(TypeError):
+            self._known[where] = (what, remark_id, flags, peer, None if frame is None else frame.f_code)
+        return what, remark_id, flags, peer
 
     def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
         """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
@@ -446,6 +482,10 @@ def _forget_in_child() -> None:
 _OPEN: weakref.WeakSet[_File] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_forget_in_child)
 
+_DESCRIBED = (
+    *("op", "shape", "dtype", "path", "reduce_op", "root_group_rank", "root_world_rank"),
+    *("peer_world_rank", "stride_class", "remark"),
+)  # the fields that _describe takes, in its order
 _MOST_KNOWN = 4096  # descriptions a lane keeps before it starts afresh
 _pack_into = at.RECORD.pack_into
 
