@@ -1,6 +1,7 @@
 """Timing method and the ways to time beside: live, side by side, after a correctness check; and the cost model."""
 
 from workbench.measure.about import describe_device
+from workbench.measure.case import Case, Gives, Work, check_case
 from workbench.measure.fused import measure_fused
 from workbench.measure.library import NO_MULTICAST
 from workbench.measure.losses import Loss, find_losses, require_same
@@ -18,20 +19,25 @@ from workbench.measure.roofline import (
 )
 from workbench.measure.spec import FusedSpec
 from workbench.measure.subgroups import time_subgroups
-from workbench.measure.timing import alternate
+from workbench.measure.timing import SessionMeeting, alternate
 from workbench.measure.tuned import tuned_table
 from workbench.measure.unfused import Unfused
 from workbench.measure.virtual_ranks import VirtualRun, check_virtual_ranks, recorded_virtual_run
 
 __all__ = [
     "NO_MULTICAST",
+    "Case",
     "FusedSpec",
+    "Gives",
     "Loss",
     "Published",
     "Rates",
+    "SessionMeeting",
     "Unfused",
     "VirtualRun",
+    "Work",
     "alternate",
+    "check_case",
     "check_virtual_ranks",
     "describe_device",
     "find_crossover",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workbench.errors import ResourceError
 from workbench.measure.case import EPS, Case, Gives, Inputs, Work
 from workbench.trace import Role
 
@@ -43,12 +45,14 @@ class LibraryWays:
 class SymmetricWays:
     """torch's symmetric memory over the default group, without multicast: its two all-reduces, and bare peer writes.
 
-    Collective to make: two buffers of max_tokens are exchanged.
+    Collective to make: two buffers of max_tokens are exchanged. Raises ResourceError unless NO_MULTICAST is set.
     """
 
     def __init__(self, work: Work, *, max_tokens: int) -> None:
         import torch.distributed._symmetric_memory as symmetric_memory
 
+        if any(os.environ.get(name) != value for name, value in NO_MULTICAST.items()):
+            raise ResourceError(f"start the ranks with {NO_MULTICAST}, or torch and NCCL make multicast objects")
         assert dist.group.WORLD is not None
         self._name = dist.group.WORLD.group_name
         size = max_tokens * work.hidden * work.dtype.itemsize

@@ -15,6 +15,7 @@ from workbench.plan.plan import (
 )
 from workbench.plan.tables import (
     Algorithm,
+    Mode,
     Table,
     parse_table,
     path_order,
@@ -43,6 +44,7 @@ __all__ = [
     "Algorithm",
     "Ask",
     "Candidate",
+    "Mode",
     "Plan",
     "RetiredVariable",
     "Rule",

@@ -13,7 +13,12 @@ from workbench.views.notebook import (
     show_table,
     show_timings,
 )
-from workbench.views.performance import performance_figure, performance_markdown, performance_text
+from workbench.views.performance import (
+    curves_figure,
+    performance_figure,
+    performance_markdown,
+    performance_text,
+)
 from workbench.views.rank_strip import rank_strip_figure, rank_strip_text
 from workbench.views.report import Code, Picture, Section, Table, Text, report_html
 from workbench.views.theme import kind_colour
@@ -28,6 +33,7 @@ __all__ = [
     "Shown",
     "Table",
     "Text",
+    "curves_figure",
     "group_map_figure",
     "group_map_report",
     "group_map_text",

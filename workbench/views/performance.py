@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import plotly.graph_objects as go
@@ -49,6 +49,24 @@ def performance_figure(comparison: Comparison, scenario: Scenario = Scenario.TOG
         )
     figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=1, col=1)
     figure.update_yaxes(rangemode="tozero", gridcolor=theme.GRID, col=2)
+    return figure
+
+
+def curves_figure(curves: Mapping[str, Mapping[float, float]], *, title: str, x_title: str, y_title: str) -> go.Figure:
+    """Lines by name, each {x: y}, on logarithmic axes."""
+    figure = go.Figure()
+    for i, (name, points) in enumerate(curves.items()):
+        figure.add_scatter(
+            x=list(points),
+            y=list(points.values()),
+            mode="lines",
+            name=escape(name),
+            line={"color": (OURS, *_PEERS)[i % (1 + len(_PEERS))], "width": 2, "dash": "dash" if i % 2 else "solid"},
+        )
+    figure.update_layout(**theme.layout(title, height=420), margin={"l": 60, "r": 10, "t": 70, "b": 110})
+    figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "xanchor": "left"})
+    figure.update_xaxes(type="log", title_text=x_title, gridcolor=theme.GRID)
+    figure.update_yaxes(type="log", title_text=y_title, gridcolor=theme.GRID, dtick=1)
     return figure
 
 
