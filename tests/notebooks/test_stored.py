@@ -114,7 +114,9 @@ def test_the_exercise_says_right_to_the_right_answer_and_not_yet_to_others(path:
         "01_subgroup_rank_mapping": ((3, 1), (1, 3)),
         "02_cp_fusion": (11110000, 1111),
         "03_dp_pp_rendezvous": ((4, 5), (1, 5)),
+        "04_tp16_mnnvl": ("attention_tp", "tp"),
         "05_capture": ((1, 3), (0, 2)),
+        "06_measure_and_tune": ((7, 1.75), (8, 2)),
     }
     source = read(path)["cells"][-1]["source"]
     told = []
@@ -122,7 +124,8 @@ def test_the_exercise_says_right_to_the_right_answer_and_not_yet_to_others(path:
         said: list[str] = []
         group_map = GroupMap.build("sglang", tp=4, attn_cp=2)  # as the cluster of notebook 05 has it
         names = {"print": said.append, "cluster": SimpleNamespace(group_map=group_map)}
-        exec("from workbench import GroupMap\n" + source.replace("answer = None", f"answer = {answer}", 1), names)
+        head = "from workbench import GroupMap\nfrom workbench.why import explain\n"
+        exec(head + source.replace("answer = None", f"answer = {answer!r}", 1), names)
         told += said
     assert told[0] == "right"
     assert told[1].startswith("not yet")
