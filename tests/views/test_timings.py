@@ -17,7 +17,9 @@ SAMPLES = [_sample(k, v, t, u) for k in ("tp", "<b>") for t in (1, 8) for v, u i
 
 def test_bars_say_the_samples() -> None:
     figure = timings_figure(SAMPLES)
-    assert [(b.name, tuple(b.y)) for b in figure.data] == [("fused", (10.0, 10.0)), ("unfused", (90.0, 90.0))] * 2
+    fused, unfused = ("fused, in the colour of its kind", (10.0, 10.0)), ("unfused", (90.0, 90.0))
+    assert [(b.name, tuple(b.y)) for b in figure.data] == [fused, unfused] * 2
+    assert [b.showlegend for b in figure.data] == [True, True, False, False]
     assert figure.data[0].marker.color[0] == kind_colour("tp")
     assert tuple(figure.data[0].error_y.array) == (20.0, 20.0)
     assert tuple(figure.data[0].error_y.arrayminus) == (5.0, 5.0)

@@ -30,14 +30,16 @@ def group_map_figure(group_map: GroupMap) -> go.Figure:
     for row, kind in enumerate(kinds):
         figure.add_trace(_row(group_map, kind, row, group_map.world_size * len(kinds)))
     wide = group_map.world_size > MAX_LABELLED
+    notes = _notes(group_map)
+    above_px = 88 if notes else 70  # title, notes, and the ranks' numbers
     figure.update_layout(
         **theme.layout(
             group_map.title().partition(" digest=")[0],
-            subtitle=_notes(group_map),
-            height=_ROW_PX * len(kinds) + 110,
+            subtitle=notes,
+            height=_ROW_PX * len(kinds) + above_px + 16,
         ),
         showlegend=False,
-        margin={"l": 10, "r": 10, "t": 94, "b": 10},
+        margin={"l": 10, "r": 10, "t": above_px, "b": 10},
     )
     figure.update_xaxes(
         title={"text": "world rank", "standoff": 4},

@@ -41,16 +41,18 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
                     "thickness": 1,
                 },
                 marker={"color": [theme.kind_colour(s.kind) for s in rows] if first else "#A0A4AB"},
-                name=escape(variant),
+                name=f"{escape(variant)}, in the colour of its kind" if first else escape(variant),
                 legendgroup=variant,
-                showlegend=column == 1 and not first,
+                showlegend=column == 1,
                 hovertext=[_hover(s) for s in rows],
                 hoverinfo="text",
                 row=1,
                 col=column,
             )
-    figure.update_layout(**theme.layout("", height=340), barmode="group", margin={"l": 60, "r": 10, "t": 50, "b": 70})
-    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=1)
+    look = theme.layout("", height=340)
+    look["legend"] |= {"y": 1.14}  # above the panels' titles
+    figure.update_layout(**look, barmode="group", margin={"l": 60, "r": 10, "t": 70, "b": 20})
+    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick="D2")  # 1, 2, 5 of each decade: few bars span two
     figure.update_yaxes(title_text="µs a call, slowest member", col=1)
     return figure
 
