@@ -16,6 +16,7 @@ class Weight(IntEnum):
     CAUSE = 0
     REMARK = 1  # would be a cause, were nothing else found
     SYMPTOM = 2
+    ALONE = 3  # told only where nothing else is
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from workbench.diagnose.claim import Claim, Rule, Weight
+from workbench.diagnose.claim import Rule, Weight
 from workbench.diagnose.finding import Finding
 from workbench.diagnose.rules import (
     absent,
@@ -48,12 +48,5 @@ def diagnose(
     scene = Scene(trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, source=source)
     claims = [(claim, number) for number, rule in enumerate(RULES) for claim in rule(scene)]
     ordered = [claim for claim, _ in sorted(claims, key=lambda c: (c[0].weight, c[0].time_ns, c[1]))]
-    return tuple(dict.fromkeys(claim.finding for claim in _without_echoes(ordered)))
-
-
-def _without_echoes(claims: list[Claim]) -> list[Claim]:
-    """Exceptions of recorded calls only where nothing explains them: their ranks are victims."""
-    explained = any(c.weight is not Weight.SYMPTOM for c in claims)
-    return [
-        c for c in claims if not (explained and c.weight is Weight.SYMPTOM and c.finding.code.startswith("ending."))
-    ]
+    explained = any(claim.weight is not Weight.ALONE for claim in ordered)
+    return tuple(dict.fromkeys(c.finding for c in ordered if not (explained and c.weight is Weight.ALONE)))

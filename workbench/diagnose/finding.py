@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from workbench.diagnose.words import ranks_words
+from workbench.diagnose.words import group_words, ranks_words
 from workbench.trace import GroupInfo
 
 
@@ -85,6 +85,6 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        where = "" if self.group is None else f" on {self.group}"
+        where = "" if self.group is None else f" on {group_words(self.group)}"
         at_fault = f" by {ranks_words(self.ranks)}" if self.ranks else ""
         return f"{self.kind}{where}{at_fault} ({self.certainty}): {self.message} Try: {self.fix}"

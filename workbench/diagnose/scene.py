@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from workbench.diagnose.words import group_words
 from workbench.trace import Event, GroupInfo, Phase, RankCall, RankTrace, Trace, pair_calls
 
 CREATION = frozenset({"init_process_group", "new_group", "destroy_process_group"})
@@ -71,7 +72,7 @@ class Meeting:
         return tuple(dict.fromkeys(c.end.error for c in self.came.values() if c.end is not None and c.end.error))
 
     def __str__(self) -> str:
-        return f"call {self.number} of {self.group}"
+        return f"call {self.number} of {group_words(self.group)}"
 
 
 @dataclass(slots=True)
@@ -168,6 +169,11 @@ class Scene:
             ordered = sorted(by_sequence)
             found[name] = [self._meeting(name, n, i + 1, by_sequence[n]) for i, n in enumerate(ordered)]
         return found
+
+    @cached_property
+    def made(self) -> frozenset[tuple[int, ...]]:
+        """The members of every group that was made or used."""
+        return frozenset(g.world_ranks for r in self.trace.ranks for g in r.groups)
 
     @cached_property
     def declared(self) -> frozenset[frozenset[int]]:

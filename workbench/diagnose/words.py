@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from workbench.trace import Event, RankCall
+from workbench.trace import Event, GroupInfo, RankCall
 
 
 def ranks_words(world_ranks: Iterable[int]) -> str:
@@ -25,6 +25,13 @@ def ranks_words(world_ranks: Iterable[int]) -> str:
 def call_words(event: Event) -> str:
     """The call as the program wrote it, and where: 'all_reduce in step (train.py:12)'."""
     return event.op if event.site is None else f"{event.op} in {event.site}"
+
+
+def group_words(group: GroupInfo | None) -> str:
+    """'tp[0,1]', and the generation if groups were rebuilt."""
+    if group is None:
+        return "no group"
+    return str(group.key) if group.generation == 0 else f"{group.key} generation {group.generation}"
 
 
 def parties_words(parties: Mapping[str, Sequence[int]]) -> str:

@@ -17,7 +17,7 @@ def main():
     dist.broadcast_object_list(port, src=0)
     if rank == 1:
         host = "127.0.0.1" if CORRECT else "no-such-host.invalid"
-        dist.TCPStore(host, port[0], is_master=False, timeout=timedelta(seconds=2))
+        dist.TCPStore(host, port[0], is_master=False, timeout=timedelta(seconds=0.5))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.rules.order import explain_absence
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
-from workbench.diagnose.words import call_words, evidence_of, raised, ranks_words
+from workbench.diagnose.words import call_words, evidence_of, group_words, raised, ranks_words
 from workbench.trace import RankCall
 
 _FIX = "make every member reach this call; or, if fewer are meant, name their group with group="
@@ -27,8 +27,7 @@ def rule(scene: Scene) -> Iterator[Claim]:
         for place, meeting in enumerate(meetings):
             blamed = _blamed(scene, meeting) if meeting.absent else ()
             if blamed:
-                drift = explain_absence(meetings, place)
-                claims.append(drift or _absent(scene, meetings, place, blamed))
+                claims.append(explain_absence(meetings, place) or _absent(scene, meetings, place, blamed))
                 waits |= {r: (c, blamed) for r, c in meeting.came.items() if scene.waits(c)}
                 break
     for call in _lonely(scene):
@@ -51,13 +50,18 @@ def rule(scene: Scene) -> Iterator[Claim]:
 def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
     """Who is absent and cannot come any more, or was waited for longer than patience allows; () if nobody is.
 
-    A rank that somebody ended after another one had failed is not blamed: it may have been on its way.
+    A rank that was on its way is not blamed.
     """
-    absent = [r for r in (meeting.missing or meeting.unknown) if r not in scene.ranks or not scene.was_ended(r)]
+    absent = [r for r in (meeting.missing or meeting.unknown) if r not in scene.ranks or not _was_on_its_way(scene, r)]
     waiting = any(scene.waits(c) for c in meeting.came.values())
     if waiting or meeting.errors:
         return tuple(sorted(absent))
     return tuple(sorted(r for r in absent if scene.is_gone(r) and r in meeting.missing))
+
+
+def _was_on_its_way(scene: Scene, world_rank: int) -> bool:
+    """Whether somebody ended the rank, after another one had failed, while it stood in no call: it may have come."""
+    return scene.was_ended(world_rank) and scene.ranks[world_rank].inside is None
 
 
 def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple[int, ...]) -> Claim:
@@ -71,7 +75,9 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
         waited_s = (scene.end_ns - event.time_ns) / 1e9
         told.append(f"{ranks_words(waiting)} still wait{'s' * (len(waiting) == 1)} after {waited_s:.1f} s")
     told.append(f"{ranks_words(blamed)} never did" if meeting.missing else f"nothing is known of {ranks_words(blamed)}")
-    default = ". It was called without group=, so over all ranks" if "default group" in marks(event) else ""
+    default = ""
+    if "default group" in marks(event) and any(len(g) < len(meeting.name.world_ranks) for g in scene.made):
+        default = ". It was called without group=, so over all ranks"
     where = "; ".join(_whereabouts(scene, r) for r in blamed[:4])
     finding = Finding(
         code="absent.rendezvous" if rendezvous else "absent.call",
@@ -83,7 +89,17 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
         certainty=_certainty(scene, blamed, bool(meeting.missing)),
         fix=_FIX,
     )
-    return Claim(finding, _since_ns(scene, event.time_ns, blamed))
+    weight = Weight.SYMPTOM if all(_has_own_trouble(scene, r) for r in blamed) else Weight.CAUSE
+    return Claim(finding, _since_ns(scene, event.time_ns, blamed), weight)
+
+
+def _has_own_trouble(scene: Scene, world_rank: int) -> bool:
+    """Whether another rule says why the rank did not come: it raised, died, or waits for a store."""
+    story = scene.ranks.get(world_rank)
+    if story is None:
+        return False
+    failed = scene.is_gone(world_rank) and story.exit_status != 0
+    return failed or (story.inside is not None and story.inside.event.op == "store_wait")
 
 
 def _since_ns(scene: Scene, asked_ns: int, blamed: Sequence[int]) -> int:
@@ -150,7 +166,7 @@ def _unpaired(scene: Scene, call: RankCall, peer: int) -> Claim:
         kind=Kind.MISSING_CALL,
         ranks=(peer,),
         group=event.group,
-        message=f"world rank {event.world_rank} waits in {call_words(event)} for world rank {peer}, {waited_s:.1f} s now; "
+        message=f"world rank {event.world_rank} waits in {call_words(event)} for world rank {peer}, {waited_s:.1f} s; "
         f"no {counterpart} of {peer} is left for it. {_whereabouts(scene, peer)}.",
         evidence=evidence_of([call]),
         certainty=_certainty(scene, (peer,), True),
@@ -176,8 +192,7 @@ def _circle(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> tuple[int,
 def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
     calls = [waits[r][0] for r in circle]
     told = "; ".join(
-        f"world rank {r} waits in {call_words(c.event)}{f' on {c.event.group}' if c.event.group else ''} for "
-        f"{ranks_words(waits[r][1])}"
+        f"world rank {r} waits in {call_words(c.event)} on {group_words(c.event.group)} for {ranks_words(waits[r][1])}"
         for r, c in zip(circle, calls, strict=True)
     )
     finding = Finding(

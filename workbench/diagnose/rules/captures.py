@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, at_fault, is_meeting, parties
-from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
 from workbench.trace import GroupInfo, RankCall
 
 FORBIDDEN = CREATION | EXCHANGES | {"store_wait", "barrier", "monitored_barrier"}
@@ -110,7 +110,7 @@ def _counted(info: GroupInfo, place: int, counts: dict[int, int], whole: dict[in
         kind=Kind.CAPTURE_COUNT_MISMATCH,
         ranks=at_fault(counts),
         group=info,
-        message=f"capture {place + 1} in {first.site} holds different numbers of calls on {info}: "
+        message=f"capture {place + 1} in {first.site} holds different numbers of calls on {group_words(info)}: "
         f"{parties_words(lines)}.{raised(whole[r] for r in counts)}",
         evidence=evidence_of(whole[r] for r in counts),
         certainty=Certainty.IS,

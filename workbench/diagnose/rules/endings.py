@@ -66,7 +66,7 @@ def _exception(events: list[Event], by_call: bool) -> Claim:
         certainty=Certainty.IS if told or not by_call else Certainty.LIKELY,
         fix=known.fix if known is not None else "repair what this rank ran into; the other ranks waited for it",
     )
-    return Claim(finding, first.time_ns, Weight.SYMPTOM if by_call and not told else Weight.CAUSE)
+    return Claim(finding, first.time_ns, Weight.ALONE if by_call and not told else Weight.CAUSE)
 
 
 def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.scene import CREATION, Scene, marks
-from workbench.diagnose.words import call_words, evidence_of, ranks_words
+from workbench.diagnose.words import call_words, evidence_of, group_words, ranks_words
 from workbench.trace import CallSite, RankCall
 
 _HARMLESS = CREATION | {"barrier", "monitored_barrier"}
@@ -46,7 +46,7 @@ def _is_unmeant(scene: Scene, call: RankCall) -> bool:
 def _stranger(scene: Scene, calls: list[RankCall]) -> Claim:
     event = calls[0].event
     ranks = tuple(sorted({c.event.world_rank for c in calls}))
-    of = f" of {event.group}" if event.group is not None else " of the group"
+    of = f" of {group_words(event.group)}" if event.group is not None else " of the group"
     line = event.site
     failed = any(
         c.event.site == line and c.end is not None and c.end.error for s in scene.ranks.values() for c in s.calls
@@ -75,8 +75,8 @@ def _forgotten(scene: Scene, calls: list[RankCall]) -> Claim:
         kind=Kind.WRONG_GROUP,
         ranks=ranks,
         group=event.group,
-        message=f"{call_words(event)} was called without group= by {ranks_words(ranks)}, so over {event.group}; the "
-        f"program declared the groups {', '.join(map(str, own))} and none of all ranks.",
+        message=f"{call_words(event)} was called without group= by {ranks_words(ranks)}, so over "
+        f"{group_words(event.group)}; the program declared {', '.join(map(str, own))} and no group of all ranks.",
         evidence=evidence_of(calls),
         certainty=Certainty.IS,
         fix="pass group=, and a root as group_src= or group_dst=; or declare a group of all ranks if it is meant",

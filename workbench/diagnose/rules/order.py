@@ -54,15 +54,22 @@ def explain_difference(meetings: Sequence[Meeting], place: int) -> Claim | None:
 
 
 def explain_absence(meetings: Sequence[Meeting], place: int) -> Claim | None:
-    """Whether those who came to this call, and not those who stayed away, left the common order before.
+    """What an absence comes from, if ranks left the common order before: seen by the lines their calls come from.
 
-    They did if they are no majority and made two or more calls from lines that the absent ranks never reach, while the
-    absent ranks reach no line that they do not.
+    The absent ranks left out a call if all their later ones agree with the others' after it. Those who came are ahead
+    if they are no majority and made two or more calls from lines that the absent ranks never reach, while the absent
+    ranks reach no line that they do not.
     """
     meeting = meetings[place]
     ahead, behind = sorted(meeting.came), sorted(set(meeting.name.world_ranks) - set(meeting.came))
     start = next((i for i in range(place) if _line_differs(meetings[i])), None)
-    if start is None or not behind or len(ahead) > len(behind):
+    if start is None or not set(behind) <= set(meetings[start].came):
+        return None
+    orders = _orders(meetings[start : place + 1])
+    skipped = _offset(orders[behind[0]], orders[ahead[0]])
+    if skipped and len(orders[behind[0]]) + skipped <= len(orders[ahead[0]]):
+        return _skipped(meetings[start], behind, ahead, skipped)
+    if len(ahead) > len(behind):
         return None
     theirs = {line(m.came[behind[0]].event) for m in meetings if behind[0] in m.came}
     own = {line(m.came[ahead[0]].event) for m in meetings if ahead[0] in m.came}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
 _FIX = (
@@ -55,7 +55,9 @@ def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
                 continue
             blamed = tuple(sorted(late))
             first = next(iter(here.values())).event
-            text = f"{call_words(first)} for {first.group} was entered by {ranks_words(here)} and never by "
+            text = (
+                f"{call_words(first)} for {group_words(first.group)} was entered by {ranks_words(here)} and never by "
+            )
             text += f"{ranks_words(late)}."
         first_ns = min(c.event.time_ns for c in here.values())
         yield Claim(_finding("plan.order", blamed, here, text + raised(here.values())), first_ns)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.scene import GroupName, Meeting, Scene
-from workbench.diagnose.words import call_words, evidence_of, raised
+from workbench.diagnose.words import call_words, evidence_of, group_words, raised
 from workbench.trace import CallSite, RankCall
 
 _FIX = "pass the place in the group as group_src= or group_dst=, or dist.get_global_rank(group, place) as src= or dst="
@@ -65,8 +65,8 @@ def _outside(meeting: Meeting, wrong: dict[int, RankCall]) -> Claim:
         kind=Kind.WRONG_ROOT,
         ranks=tuple(sorted(wrong)),
         group=meeting.group,
-        message=f"{call_words(event)} names world rank {root} as root of {meeting.group}, which has no such member"
-        f"{meant}.{raised(wrong.values())}",
+        message=f"{call_words(event)} names world rank {root} as root of {group_words(meeting.group)}, which has no "
+        f"such member{meant}.{raised(wrong.values())}",
         evidence=evidence_of(wrong.values()),
         certainty=Certainty.IS,
         fix=_FIX,
@@ -81,8 +81,8 @@ def _place(meeting: Meeting, root: int) -> Claim:
         kind=Kind.WRONG_ROOT,
         ranks=tuple(sorted(meeting.came)),
         group=meeting.group,
-        message=f"{call_words(event)} names world rank {root} as root of {meeting.group}; from the same line the same "
-        f"root goes to a group without such a member, so place {root} may be meant, which is world rank "
+        message=f"{call_words(event)} names world rank {root} as root of {group_words(meeting.group)}; from the same "
+        f"line the same root goes to a group without such a member, so place {root} may be meant, which is world rank "
         f"{meeting.name.world_ranks[root]} here.{raised(meeting.came.values())}",
         evidence=evidence_of(meeting.came.values()),
         certainty=Certainty.LIKELY,

@@ -14,7 +14,7 @@ from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.rules.order import explain_difference
 from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, parties_words, raised
+from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised
 from workbench.trace import Event
 
 EQUAL_SHAPES = frozenset(
@@ -100,8 +100,8 @@ def _gaps(meeting: Meeting) -> Claim | None:
         kind=Kind.LAYOUT_MISMATCH,
         ranks=tuple(sorted(gaps)),
         group=meeting.group,
-        message=f"{call_words(first)} on {meeting.group}: the tensor of shape {list(first.shape or ())} has gaps "
-        f"between its elements; the collective writes one dense block, over memory that is not the tensor's.",
+        message=f"{call_words(first)} on {group_words(meeting.group)}: the tensor of shape {list(first.shape or ())} "
+        f"has gaps between its elements; the collective writes one dense block, over memory that is not the tensor's.",
         evidence=evidence_of(gaps.values()),
         fix="pass a contiguous tensor, and copy the result back into the view",
     )

@@ -13,7 +13,7 @@ from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
 MAKING = frozenset({"symm_mem_rendezvous", "workspace"})
@@ -73,8 +73,8 @@ def _movement(calls: list[RankCall]) -> Claim:
         kind=Kind.WORKSPACE_MOVED,
         ranks=ranks,
         group=first.group,
-        message=f"{call_words(first)} made the workspace of {first.group} again on {ranks_words(ranks)}, after calls "
-        f"on this group were captured: the graph may still hold the old address.",
+        message=f"{call_words(first)} made the workspace of {group_words(first.group)} again on {ranks_words(ranks)}, "
+        f"after calls on this group were captured: the graph may still hold the old address.",
         evidence=evidence_of(calls),
         certainty=Certainty.LIKELY,
         fix="make the workspace for the largest batch before the first capture, and keep it as long as the graph",

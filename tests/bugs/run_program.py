@@ -1,0 +1,176 @@
+"""Runs a program of tests/bugs/programs as torchrun would, on ranks forked from this process, recorded from inside.
+
+A rank has torch imported already, so a world starts in a tenth of a second. When a rank fails the others are ended, as
+torchrun does; a world in which nothing happens any more is judged while it hangs, and then ended.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tests.forked import rank_environment
+from workbench.launch import die_with_parent
+from workbench.trace import TraceError, read_progress
+from workbench.xray import Verdict, judge
+
+PROGRAMS = Path(__file__).parent / "programs"
+QUIET_S = 1.5  # without an event of any rank, after which a world is judged
+GRACE_S = 0.5  # that ranks have after another has failed
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a world ended: what was found, each rank's status (negative: a signal), and what they wrote."""
+
+    verdict: Verdict
+    statuses: tuple[int, ...]
+    hung: bool
+    output: str
+
+
+def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool) -> Run:
+    """Run one program and judge it. A correct one is waited for, however long it is quiet."""
+    traces = directory / "trace"
+    traces.mkdir(mode=0o700)
+    arguments = [str(PROGRAMS / f"{name}.py"), *(["--correct"] if correct else [])]
+    starters, pids = [], []
+    for rank in range(num_ranks):
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(write_end)
+            _rank(rank, num_ranks, read_end, arguments, traces, directory / f"rank-{rank}.txt")
+        os.close(read_end)
+        starters.append(write_end)
+        pids.append(pid)
+    # Only now: a fork while the store's thread resolves a name would leave the child with libc's resolver locked.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT_S))
+    for starter in starters:
+        os.write(starter, store.port.to_bytes(8, "little"))
+        os.close(starter)
+    world = _World(pids, traces)
+    try:
+        verdict = world.watch(judge_hangs=not correct)
+        hung = verdict is not None
+        world.end(signal.SIGKILL)
+        output = "\n".join((directory / f"rank-{r}.txt").read_text() for r in range(num_ranks))
+        return Run(verdict or judge(traces), tuple(world.statuses[p] for p in pids), hung, output)
+    finally:
+        world.end(signal.SIGKILL)
+
+
+class _World:
+    """The ranks' processes, and how they ended."""
+
+    def __init__(self, pids: list[int], traces: Path) -> None:
+        self.statuses: dict[int, int] = {}
+        self._pids, self._traces = pids, traces
+        self._deadline = time.monotonic() + LIMIT_S
+
+    def watch(self, *, judge_hangs: bool) -> Verdict | None:
+        """Until all have ended; the verdict if they hang and something is found."""
+        progress, moved = 0, time.monotonic()
+        failed: float | None = None
+        while self._running():
+            time.sleep(0.02)
+            now = time.monotonic()
+            if now > self._deadline:
+                raise AssertionError(f"ranks still ran after {LIMIT_S} s")
+            if failed is None and any(self.statuses.values()):
+                failed = now
+            if failed is not None and now > failed + GRACE_S:
+                self.end(signal.SIGTERM)
+            done = self._progress()
+            if done != progress:
+                progress, moved = done, now
+            elif judge_hangs and now - moved > QUIET_S:
+                verdict = judge(self._traces, deadline_s=QUIET_S, running=True)
+                if verdict.waiting and verdict.findings:
+                    return verdict
+                moved = now
+        return None
+
+    def end(self, number: int) -> None:
+        """Send a signal to whoever runs, and wait for it. Ranks that ignore it are killed."""
+        for pid in self._running():
+            os.kill(pid, number)
+        until = time.monotonic() + 2
+        while self._running():
+            time.sleep(0.01)
+            if time.monotonic() > until:
+                for pid in self._running():
+                    os.kill(pid, signal.SIGKILL)
+
+    def _running(self) -> list[int]:
+        for pid in self._pids:
+            if pid not in self.statuses:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self.statuses[pid] = os.waitstatus_to_exitcode(status)
+                    line = {"pid": pid, "status": self.statuses[pid], "time_ns": time.monotonic_ns()}
+                    with (self._traces / "exits.jsonl").open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+        return [pid for pid in self._pids if pid not in self.statuses]
+
+    def _progress(self) -> int:
+        total = 0
+        for path in self._traces.glob("*.wbtrace"):
+            try:
+                total += read_progress(path)
+            except (TraceError, OSError):
+                continue
+        return total
+
+
+def _rank(rank: int, num_ranks: int, pipe: int, arguments: list[str], traces: Path, output: Path) -> None:
+    """The child: record, run the program as __main__, end as an interpreter would."""
+    leave = os._exit
+    try:
+        die_with_parent()
+        port = int.from_bytes(os.read(pipe, 8), "little")
+        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for stream in (1, 2):
+            os.dup2(fd, stream)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.disable()
+        warnings.resetwarnings()  # pytest's "error" is not the program's
+        status = 0
+        with rank_environment(rank, num_ranks, port):
+            os.environ["WORKBENCH_OBSERVE"] = str(traces)
+            _record()
+            sys.argv = arguments
+            try:
+                runpy.run_path(arguments[0], run_name="__main__")
+            except SystemExit as e:
+                status = e.code if isinstance(e.code, int) else int(e.code is not None)
+            except BaseException:
+                status = 1
+                sys.excepthook(*sys.exc_info())
+        os._exit(status)
+    finally:
+        leave(70)
+
+
+def _record() -> None:
+    """Put the recording in place in a process that has torch.distributed loaded already."""
+    from workbench.observe.imports import watch_imports
+
+    before = dict(vars(dist.distributed_c10d))
+    watch_imports()
+    for name, value in vars(dist.distributed_c10d).items():
+        if value is not before.get(name) and getattr(dist, name, None) is before.get(name):
+            setattr(dist, name, value)
