@@ -65,7 +65,7 @@ def curves_figure(curves: Mapping[str, Mapping[float, float]], *, title: str, x_
         )
     figure.update_layout(**theme.layout(title, height=420), margin={"l": 60, "r": 10, "t": 70, "b": 110})
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "xanchor": "left"})
-    figure.update_xaxes(type="log", title_text=x_title, gridcolor=theme.GRID)
+    figure.update_xaxes(type="log", title_text=x_title, gridcolor=theme.GRID, dtick=1)
     figure.update_yaxes(type="log", title_text=y_title, gridcolor=theme.GRID, dtick=1)
     return figure
 
