@@ -92,7 +92,7 @@ def step_backend(run):
             self.key = GroupKey("tp", tuple(range(run.ranks)))
             self.world_rank, self.timeout_s, self.torch_group = run.rank, timeout_s, run.gloo
 
-        def gather(self, value):
+        def gather(self, value, *, what=""):  # noqa: ARG002 - the signature of every channel
             return run.gather(value)
 
     checks = Checks()
@@ -140,7 +140,7 @@ def step_backend(run):
         run.meet()
 
     class OneBad(Channel):
-        def gather(self, value):
+        def gather(self, value, *, what=""):  # noqa: ARG002 - the signature of every channel
             if isinstance(value, dict) and run.rank == run.ranks - 1:
                 value = {"error": "no memory, says this test"}
             return run.gather(value)

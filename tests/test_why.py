@@ -114,8 +114,11 @@ def test_switches_and_retired_variables_are_seen_at_the_door() -> None:
         SGLANG_ENABLE_CUSTOM_ALL_REDUCE_V2_MULTINODE="1",
     )
     document = json.loads(done.stdout)
-    assert document["groups"][0]["plan"]["choice"] == "custom.push"
-    assert document["groups"][0]["plan"]["rejected"] == [["custom.fused", "switched off by WORKBENCH_FUSION=0"]]
+    assert document["groups"][0]["plan"]["choice"] == "nccl"
+    assert document["groups"][0]["plan"]["rejected"][0] == ["custom.fused", "switched off by WORKBENCH_FUSION=0"]
+    assert "rounds twice between sum and residual" in document["groups"][0]["plan"]["rejected"][1][1]
+    unfused = why(settings=Settings(fusion=False), rounding="twice", kind="tp")
+    assert unfused.groups[0].plan.choice == "custom.push"
     assert "SGLANG_ENABLE_CUSTOM_ALL_REDUCE_V2_MULTINODE is set and does nothing" in done.stderr
     assert document["warnings"] == [done.stderr.strip()]
     custom_off = why(settings=Settings(custom_all_reduce=False), kind="tp")
@@ -124,11 +127,23 @@ def test_switches_and_retired_variables_are_seen_at_the_door() -> None:
 
 
 def test_multicast_is_allowed_by_its_setting_alone() -> None:
-    allowed = why(machine="h100x8", sizes={"tp": 8}, tokens=64, settings=Settings(multicast=True), kind="tp")
+    asked = {"sizes": {"tp": 8}, "tokens": 64, "settings": Settings(multicast=True), "kind": "tp", "rounding": "twice"}
+    allowed = why(machine="h100x8", **asked)
     assert allowed.groups[0].plan.choice == "custom.multicast"
-    absent = why(machine="h200x8-nomc", sizes={"tp": 8}, tokens=64, settings=Settings(multicast=True), kind="tp")
+    absent = why(machine="h200x8-nomc", **asked)
     assert absent.groups[0].plan.choice == "custom.two_shot_pull"
     assert "world ranks 0..7 without multicast" in str(absent)
+
+
+def test_where_a_kernel_is_missing_the_answer_says_what_this_build_does() -> None:
+    answer = why(kind="tp")  # sixteen ranks on four trays: memory of other hosts
+    assert (answer.groups[0].plan.choice, answer.groups[0].here.choice) == ("custom.fused.push", "nccl")
+    assert "  build  nccl for now; custom.fused, custom: on 4 hosts in one NVLink clique" in str(answer)
+    assert "no kernel for memory of other hosts in this build" in str(answer)
+    assert answer.to_json()["groups"][0]["this_build"]["choice"] == "nccl"
+    one_host = why(machine="h100x8", sizes={"tp": 8}, kind="tp")
+    assert one_host.groups[0].here == one_host.groups[0].plan
+    assert "build" not in str(one_host)
 
 
 def test_a_users_machine_is_read_from_its_file(tmp_path: Path) -> None:

@@ -221,7 +221,8 @@ def groups(
 @click.option("--kind", help="One kind of group only; an alias will do.")
 @click.option("--model", help="A model architecture: would SGLang turn its fusion on for it by itself?")
 @click.option("--eager", is_flag=True, help="Outside a CUDA graph.")
-@click.option("--symmetric-memory", is_flag=True, help="As if NCCL's symmetric memory were offered too.")
+@click.option("--rounding", type=click.Choice(["once", "twice"]), default="once", show_default=True)
+@click.option("--symmetric-memory", is_flag=True, help="As if torch's symmetric memory were offered too.")
 @click.option("--upstream", is_flag=True, help="What versions of the engine itself would say, before and after fixes.")
 @click.option("--table", help="A tuned table, such as `workbench tune` writes, in place of the shipped one.")
 @_json
@@ -235,6 +236,7 @@ def why(
     kind: str | None,
     model: str | None,
     eager: bool,
+    rounding: str,
     symmetric_memory: bool,
     upstream: bool,
     table: str | None,
@@ -259,6 +261,7 @@ def why(
         kind=kind,
         model=model,
         captured=not eager,
+        rounding=rounding,
         symmetric_memory=symmetric_memory,
         upstream=upstream,
         table=table,

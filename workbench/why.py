@@ -11,6 +11,7 @@ from typing import Any
 from workbench.errors import ArgumentError
 from workbench.fabric import Capability, Fabric, Machine, Verdict, decide_capability, name_ranks, read_machine
 from workbench.plan import (
+    BUILT_KERNELS,
     UPSTREAM_SYSTEMS,
     Ask,
     Plan,
@@ -34,11 +35,16 @@ _UPSTREAM_TOPICS = {"sglang": ("custom_all_reduce", "fusion"), "vllm": ("fusion"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAnswer:
-    """One group: its plan, what its kernels may do, and what versions of the engine itself would say."""
+    """One group: its plan, what its kernels may do, and what versions of the engine itself would say.
+
+    plan: what links, settings and tables decide.   here: the same with the kernels that this build has, which is what a
+    Session does; tables may name algorithms that nobody has written yet.
+    """
 
     key: GroupKey
     aliases: tuple[str, ...]
     plan: Plan
+    here: Plan
     capabilities: tuple[tuple[Capability, Verdict], ...]
     upstream: tuple[tuple[Rule, Verdict], ...] = ()
 
@@ -48,6 +54,7 @@ class GroupAnswer:
             "aliases": list(self.aliases),
             "world_ranks": list(self.key.world_ranks),
             "plan": self.plan.to_json(),
+            "this_build": self.here.to_json(),
             "capabilities": {capability.value: verdict.to_json() for capability, verdict in self.capabilities},
             "upstream": [_upstream_json(rule, verdict) for rule, verdict in self.upstream],
         }
@@ -105,6 +112,7 @@ def explain(
     kind: str | None = None,
     model: str | None = None,
     captured: bool = True,
+    rounding: str = "once",
     symmetric_memory: bool = False,
     upstream: bool = False,
     table: str | None = None,
@@ -114,6 +122,7 @@ def explain(
     """The path each group of a layout takes on a machine. World rank r sits on node r // gpus_per_node.
 
     machine: the id of a simulated machine or a path to a JSON file.   kind: one kind only, aliases allowed.
+    rounding: how often the fused operation rounds its sum, "once" or "twice"; paths of one class are never mixed.
     model: an architecture's name, for SGLang's list.   upstream: what versions of the engine would say of each group.
     table: the file of a tuned table, which replaces the shipped one of its architectures.
     settings, variables: the switches, and the names of the environment variables that are set; default: as found here.
@@ -121,7 +130,14 @@ def explain(
     """
     settings = Settings.read() if settings is None else settings
     warnings = [str(retired) for retired in find_retired(os.environ if variables is None else variables)]
-    ask = Ask(hidden=hidden, tokens=tokens, dtype=dtype, captured=captured, symmetric_memory=symmetric_memory)
+    ask = Ask(
+        hidden=hidden,
+        tokens=tokens,
+        dtype=dtype,
+        captured=captured,
+        rounding=rounding,
+        symmetric_memory=symmetric_memory,
+    )
     group_map = GroupMap.build(system, **sizes)
     place = read_machine(machine)
     keys = _keys(group_map, kind)
@@ -143,6 +159,7 @@ def explain(
                 key=key,
                 aliases=tuple(alias for alias, owner in group_map.aliases.items() if owner == key.kind),
                 plan=decide_path(fabric, ask, settings, tables=tables),
+                here=decide_path(fabric, ask, settings, tables=tables, kernels=BUILT_KERNELS),
                 capabilities=tuple((c, decide_capability(fabric, c)) for c in Capability if key.size > 1),
                 upstream=tuple((rule, ask_upstream(rule, situation)) for rule in rules if situation),
             )
@@ -217,6 +234,9 @@ def _group_lines(counted: tuple[GroupAnswer, int]) -> list[str]:
     if plan.fallback:
         lines.append(f"  then   {plan.fallback.replace(plan.group, label)}")
     lines += [f"  not    {names}: {reason}" for reason, names in _by_reason(plan.rejected)]
+    if group.here.choice != plan.choice:
+        new = [pair for pair in group.here.rejected if pair not in plan.rejected]
+        lines += [f"  build  {group.here.choice} for now; {names}: {reason}" for reason, names in _by_reason(new)]
     has = [c.value for c, v in group.capabilities if v.ok]
     lines += [f"  has    {', '.join(has)}"] if has else []
     lacks = _by_reason((c.value, v.reason) for c, v in group.capabilities if not v.ok)

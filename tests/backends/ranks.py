@@ -63,7 +63,7 @@ class GlooChannel:
         self.torch_group = torch_group
         self.timeout_s = timeout_s
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, *, what: str) -> list[Any]:  # noqa: ARG002 - the signature of every channel
         told: list[Any] = [None] * self.key.size
         dist.all_gather_object(told, (self.world_rank, value), group=self.torch_group)
         by_rank = dict(told)

@@ -15,7 +15,7 @@ from workbench.backends import flashinfer, flashinfer_mnnvl
 from workbench.backends.flashinfer_comm import ChannelComm, create_together
 from workbench.errors import LayoutError, ResourceError
 from workbench.ops import Rounding
-from workbench.plan import CANDIDATES, find_switch
+from workbench.plan import all_paths, find_switch, path_order
 from workbench.ranks import GroupKey
 from workbench.settings import Settings
 
@@ -74,10 +74,11 @@ def test_an_interface_that_lost_a_parameter_is_refused_by_name() -> None:
 
 
 def test_mnnvl_stands_behind_the_multicast_setting_and_is_no_default() -> None:
-    assert find_switch("flashinfer_mnnvl", Settings()) == "needs multicast; WORKBENCH_MULTICAST=1 allows it"
-    assert find_switch("flashinfer_mnnvl", Settings(multicast=True)) == ""
-    assert find_switch("flashinfer", Settings()) == ""
-    assert not any("flashinfer_mnnvl" in names for names in CANDIDATES.values())
+    mnnvl, trtllm = (all_paths()[name] for name in ("flashinfer_mnnvl", "flashinfer"))
+    assert find_switch(mnnvl, Settings()) == "needs multicast; WORKBENCH_MULTICAST=1 allows it"
+    assert find_switch(mnnvl, Settings(multicast=True)) == ""
+    assert find_switch(trtllm, Settings()) == ""
+    assert not any("flashinfer_mnnvl" in path_order(device) for device in ("cpu", "cuda"))
     assert "never run" in (flashinfer_mnnvl.__doc__ or "")
 
 
@@ -125,7 +126,7 @@ def test_a_failure_in_the_middle_is_the_same_error_on_every_member_and_the_chann
                 made = create_together(channel, "a workspace", lambda comm: create(comm, rank))
             except ResourceError as e:
                 made = (str(e),)
-            return made, channel.gather(rank)
+            return made, channel.gather(rank, what="meeting")
 
     zero, one, two, three = run_ranks(4, body)
     assert zero == two == ((0, 2), [0, 2])

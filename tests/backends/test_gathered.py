@@ -59,7 +59,7 @@ def test_a_refused_call_waits_for_nobody_and_close_is_final(backend: ModuleType)
             workspace.close()
             with pytest.raises(ClosedError, match="the workspace is closed"):
                 workspace.all_reduce(x)
-            channel.gather(None)
+            channel.gather(None, what="meeting")
             return float(total[3, 15])
 
     assert run_ranks(2, rank_main) == [2.0, 2.0]

@@ -392,7 +392,7 @@ def test_close_gives_everything_back_and_tensors_stay_readable() -> None:
             kept = workspace.empty((2, HIDDEN), torch.bfloat16)
             kept.fill_(7.0)
             workspace.all_reduce(kept)
-            channel.gather(None)
+            channel.gather(None, what="meeting")
             workspace.close()
             del workspace
             gc.collect()
@@ -417,7 +417,7 @@ def test_a_forked_child_that_ends_leaves_its_parent_in_the_group() -> None:
                 gc.collect()
                 os._exit(0)
             os.waitpid(child, 0)
-            channel.gather(None)
+            channel.gather(None, what="meeting")
             time.sleep(0.4 * rank)  # the other waits long enough to look whether this rank left
             total = float(workspace.all_reduce(ones())[0, 0])
             workspace.close()
@@ -582,7 +582,7 @@ def test_a_rank_that_cannot_map_its_peer_fails_all_alike(monkeypatch: pytest.Mon
         with channels((0, 1)) as [channel]:
             with pytest.raises(ResourceError) as caught:
                 shm.bind(channel, request(HIDDEN))
-            channel.gather(None)
+            channel.gather(None, what="meeting")
             return str(caught.value), named_segments()
 
     ended = run_ranks(2, rank_main)

@@ -51,7 +51,7 @@ def test_the_wait_ends_and_says_that_all_came_and_in_which_step_it_stands() -> N
     def body(rank: int) -> tuple[str, tuple[int, ...]]:
         with pytest.raises(DeadlineError) as e, open_session(PAIR, timeout_s=1.5) as s:
             if rank == 1:
-                _withhold(calls_before=1)  # the first tells what is asked for, the second what each rank can do
+                _withhold(calls_before=2)  # what is asked for, the facts, and then what each rank can do
             s.prepare("tp", hidden=HIDDEN, dtype=torch.float32, max_tokens=4)
         return str(e.value), e.value.missing
 

@@ -7,18 +7,18 @@ bits: 4096 * 131072 * 4 is one more than the largest such number.
 from __future__ import annotations
 
 import ctypes
+import re
 
 import pytest
 import torch
 
 from tests.forked import run_ranks
-from workbench.backends import shm
 from workbench.backends.build import build_cpu
 from workbench.backends.shm_library import DTYPE_CODES, Layout, load_library
 from workbench.fabric import Fabric, simulated
 from workbench.plan import Ask, decide_path
 from workbench.ranks import GroupKey, GroupMap
-from workbench.runtime import Session
+from workbench.runtime import Session, room
 
 HIDDEN, TOKENS = 4096, 131072
 
@@ -45,7 +45,7 @@ def test_a_plan_refuses_such_a_message_by_its_size_and_names_the_path_that_takes
 
 
 def test_without_room_for_it_the_group_says_the_true_number_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "free_bytes", lambda: 1 << 30)  # a machine with 1 GiB of shared memory
+    monkeypatch.setattr(room, "free_bytes", lambda: 1 << 30)  # a machine with 1 GiB of shared memory
 
     def body(rank: int) -> tuple[str, str, float]:
         with Session(GroupMap.custom({"tp": [[0, 1]]}), device="cpu", timeout_s=20) as s:
@@ -53,5 +53,10 @@ def test_without_room_for_it_the_group_says_the_true_number_and_falls_back(monke
             x = torch.full((2, HIDDEN), 10.0**rank)
             return plan.choice, plan.rejected[0][1], s.all_reduce(x, group="tp").unique().item()
 
-    reason = "world ranks 0, 1: /dev/shm has 1073741824 bytes free, at least 4294967424 are needed"
-    assert run_ranks(2, body) == [("gloo", reason, 11.0)] * 2
+    found = run_ranks(2, body)
+    assert found == [found[0]] * 2
+    choice, reason, total = found[0]
+    assert (choice, total) == ("gloo", 11.0)
+    asked = re.match(r"world ranks 0, 1: (\d+) bytes asked \((\d+) each\) of /dev/shm, 1073741824 are free", reason)
+    assert asked is not None, reason
+    assert int(asked[1]) == 2 * int(asked[2]) > 2 * 4294967296

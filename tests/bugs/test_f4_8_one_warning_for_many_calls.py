@@ -31,8 +31,8 @@ def test_old_a_warning_a_call() -> None:
     assert len(lines) == CALLS
 
 
-def test_one_line_for_the_reader_and_the_count_in_the_trace(tmp_path) -> None:
-    def body(rank: int) -> tuple[list[str], set[float]]:
+def test_one_line_for_the_reader_a_count_at_the_end_and_each_call_in_the_trace(tmp_path) -> None:
+    def body(rank: int) -> tuple[list[str], list[str], set[float]]:
         lines: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())
@@ -40,12 +40,15 @@ def test_one_line_for_the_reader_and_the_count_in_the_trace(tmp_path) -> None:
         with open_session(GroupMap.custom({"tp": [[0, 1]]}), "tp", trace_dir=tmp_path) as s, warnings.catch_warnings():
             warnings.simplefilter("error")
             s.freeze()
-            return lines, {only(fused(s, "tp", tokens=5).residual) for _ in range(CALLS)}
+            found = {only(fused(s, "tp", tokens=5).residual) for _ in range(CALLS)}
+            told = list(lines)
+        return told, lines[1:], found
 
     line = (
         "tp[0,1]: 5 tokens exceed the 4 of the frozen shm workspace; gloo reduces over the same group, then adds and "
         "normalises (told once)"
     )
-    assert run_ranks(2, body) == [([line], {16.0}), ([], {16.0})]  # the first member speaks for the group
+    count = "tp[0,1]: 150 calls in all took the fallback"
+    assert run_ranks(2, body) == [([line], [count], {16.0}), ([], [], {16.0})]  # the first member speaks for the group
     trace = read_directory(tmp_path)
     assert [sum(e.op == "fallback" for e in rank.events) for rank in trace.ranks] == [CALLS, CALLS]

@@ -14,26 +14,46 @@ import pytest
 from tests.fabric.made import FAILS, blind, fabric_of, make_fabric, make_facts, with_one
 from workbench.errors import ArgumentError
 from workbench.fabric import NO_CLIQUE, Allocator, Fabric, Facts, simulated
-from workbench.plan import Ask, Plan, Standing, decide_path, shipped_tables
+from workbench.plan import (
+    BUILT_KERNELS,
+    Ask,
+    Plan,
+    Standing,
+    decide_path,
+    decide_plans,
+    path_order,
+    shipped_tables,
+)
 from workbench.ranks import GroupKey
 from workbench.settings import Settings
 
 SMALL = Ask(hidden=4096, tokens=1)  # 8 KiB a rank
+ENDS = "its memory is shared within a host only"
+ROUNDS_TWICE = "rounds twice between sum and residual, rounding='once' is asked for"
 UP_TO_8 = {2, 3, 4, 5, 6, 7, 8}
 # architecture -> widths with a custom path, where links allow one at all
 WIDTHS: dict[str, set[int]] = {"sm80": set(), "sm90": UP_TO_8, "sm100": UP_TO_8 | {16}, "sm103": UP_TO_8 | {16}}
-# (custom all-reduce on, fusion on, symmetric memory offered) -> the choice where the custom path exists, where only
-# links exist, and where neither does
+# (custom all-reduce on, fusion on, rounding) -> the choice where the custom path exists, and where only links exist.
+# "flashinfer" stands for it where it serves, and for "library" elsewhere: see _offered.
 CHOICES = {
-    (True, True, False): ("custom.fused.push", "nccl", "nccl"),
-    (True, True, True): ("custom.fused.push", "symm_mem", "nccl"),
-    (True, False, False): ("custom.push", "nccl", "nccl"),
-    (True, False, True): ("custom.push", "symm_mem", "nccl"),
-    (False, True, False): ("nccl", "nccl", "nccl"),
-    (False, True, True): ("symm_mem", "symm_mem", "nccl"),
-    (False, False, False): ("nccl", "nccl", "nccl"),
-    (False, False, True): ("symm_mem", "symm_mem", "nccl"),
+    (True, True, "once"): ("custom.fused.push", "library"),
+    (True, True, "twice"): ("custom.fused.push", "flashinfer"),
+    (True, False, "once"): ("library", "library"),
+    (True, False, "twice"): ("custom.push", "library"),
+    (False, True, "once"): ("library", "library"),
+    (False, True, "twice"): ("flashinfer", "flashinfer"),
+    (False, False, "once"): ("library", "library"),
+    (False, False, "twice"): ("library", "library"),
 }
+
+
+def _offered(choice: str, *, one_host: bool, size: int, symmetric: bool) -> str:
+    """What a choice of CHOICES comes to: libraries' kernels end at the host and at widths of their own."""
+    if choice == "flashinfer" and one_host and size in (2, 4, 8, 16):
+        return "flashinfer"
+    if choice.startswith("custom"):
+        return choice
+    return "nccl" if not (one_host and symmetric) else "symm_mem" if size <= 8 else "nccl_window"
 
 
 def test_the_choice_for_every_combination() -> None:
@@ -47,15 +67,26 @@ def test_the_choice_for_every_combination() -> None:
                         fabric = make_fabric(
                             size, num_hosts=1 if one_host else 2, clique=clique, allocator=allocator, arch=arch
                         )
-                        linked = one_host or clique
-                        column = 0 if linked and size in widths else 1 if linked else 2
-                        for (custom, fusion, symmetric), choices in CHOICES.items():
-                            settings = Settings(custom_all_reduce=custom, fusion=fusion)
-                            plan = decide_path(fabric, replace(SMALL, symmetric_memory=symmetric), settings)
-                            assert plan.choice == choices[column], (arch, size, one_host, clique, allocator, plan)
-                            checked[plan.choice] = checked.get(plan.choice, 0) + 1
-    assert checked == {"custom.fused.push": 414, "custom.push": 414, "nccl": 3186, "symm_mem": 1746}
-    assert sum(checked.values()) == 4 * 15 * 2 * 2 * 3 * 8
+                        for (custom, fusion, rounding), (own, linked) in CHOICES.items():
+                            for symmetric in (True, False):
+                                wanted = "nccl"
+                                if one_host or clique:
+                                    choice = own if size in widths else linked
+                                    wanted = _offered(choice, one_host=one_host, size=size, symmetric=symmetric)
+                                settings = Settings(custom_all_reduce=custom, fusion=fusion)
+                                ask = replace(SMALL, rounding=rounding, symmetric_memory=symmetric)
+                                plan = decide_path(fabric, ask, settings)
+                                assert plan.choice == wanted, (arch, size, one_host, clique, allocator, plan)
+                                checked[plan.choice] = checked.get(plan.choice, 0) + 1
+    assert checked == {
+        "custom.fused.push": 828,  # 207 groups with links and a width, two switches' states with it, two offers
+        "custom.push": 414,
+        "flashinfer": 252,
+        "symm_mem": 876,
+        "nccl_window": 1464,
+        "nccl": 7686,
+    }
+    assert sum(checked.values()) == 4 * 15 * 2 * 2 * 3 * 8 * 2
 
 
 def test_plans_in_full() -> None:
@@ -67,7 +98,7 @@ def test_plans_in_full() -> None:
         choice="custom.fused.push",
         reason="14 KiB a rank is in row 1 of sm100/ws16 fused, 152 blocks; on 4 hosts in one NVLink clique "
         "(gb200-4x4-fabric clique 0)",
-        fallback=f"custom over {group} above 256 KiB",
+        fallback=f"nccl over {group} above 256 KiB",
         capacity_tokens=1,
         workspace_bytes=430144,  # 2 halves x 15 peers x 14336, and 64 of control words
         standing=Standing.DEFAULT,
@@ -80,6 +111,7 @@ def test_plans_in_full() -> None:
         rejected=(
             ("custom.fused", "112 MiB is above the 56 MiB at which sm90/ws2 fused ends"),
             ("custom", "112 MiB is above the 56 MiB at which sm90/ws2 graph ends"),
+            ("flashinfer", ROUNDS_TWICE),
         ),
         capacity_tokens=8192,
     )
@@ -173,8 +205,9 @@ def test_switches_are_told_as_reasons() -> None:
     assert decide_path(fabric, SMALL, Settings(custom_all_reduce=False)).rejected == (
         ("custom.fused", "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"),
         ("custom", "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"),
+        ("flashinfer", ROUNDS_TWICE),
     )
-    plan = decide_path(fabric, SMALL, Settings(fusion=False))
+    plan = decide_path(fabric, replace(SMALL, rounding="twice"), Settings(fusion=False))
     assert (plan.choice, plan.rejected) == (
         "custom.push",
         (("custom.fused", "switched off by WORKBENCH_FUSION=0"),),
@@ -184,17 +217,89 @@ def test_switches_are_told_as_reasons() -> None:
 
 # tokens of hidden 4096 in bf16 (8 KiB each) on eight Hopper GPUs: where the answer changes
 EDGES = [
-    (0, "custom.fused.push"),
-    (16, "custom.fused.push"),  # 128 KiB
-    (17, "custom.two_shot_pull"),
-    (2048, "custom.two_shot_pull"),  # 16 MiB
-    (2049, "nccl"),
+    (0, "custom.fused.push", "custom.fused.push"),
+    (16, "custom.fused.push", "custom.fused.push"),  # 128 KiB
+    (17, "nccl", "custom.two_shot_pull"),
+    (2048, "nccl", "custom.two_shot_pull"),  # 16 MiB
+    (2049, "nccl", "flashinfer"),
 ]
 
 
-@pytest.mark.parametrize(("tokens", "choice"), EDGES)
-def test_larger_messages_fall_through(tokens: int, choice: str) -> None:
-    assert decide_path(make_fabric(8), Ask(hidden=4096, tokens=tokens)).choice == choice
+@pytest.mark.parametrize(("tokens", "once", "twice"), EDGES)
+def test_larger_messages_fall_through_without_mixing_roundings(tokens: int, once: str, twice: str) -> None:
+    fabric = make_fabric(8)
+    assert decide_path(fabric, Ask(hidden=4096, tokens=tokens)).choice == once
+    assert decide_path(fabric, Ask(hidden=4096, tokens=tokens, rounding="twice")).choice == twice
+
+
+def test_one_ask_up_to_many_tokens_has_a_plan_for_each_range_of_sizes() -> None:
+    """Each serves more tokens than the one before; at every size it says what the size alone would get."""
+    fabric = make_fabric(8)
+    for rounding, choices in {
+        "once": [("custom.fused.push", 16), ("nccl", 4096)],
+        "twice": [("custom.fused.push", 16), ("custom.two_shot_pull", 2048), ("flashinfer", 4096)],
+    }.items():
+        ask = Ask(hidden=4096, tokens=4096, rounding=rounding)
+        plans = decide_plans(fabric, ask)
+        assert [(plan.choice, plan.capacity_tokens) for plan in plans] == choices
+        for tokens in range(1, 4097, 5):
+            serving = next(plan for plan in plans if tokens <= plan.capacity_tokens)
+            assert serving.choice == decide_path(fabric, replace(ask, tokens=tokens)).choice
+    assert [p.choice for p in decide_plans(fabric, replace(ask, tokens=16))] == ["custom.fused.push"]
+    assert [p.capacity_tokens for p in decide_plans(fabric, replace(ask, tokens=0))] == [0]
+
+
+def test_a_row_in_the_middle_of_another_is_a_range_of_its_own() -> None:
+    """Four Blackwell ranks, all-reduce alone: shares are pushed from 1.125 MiB to 8 MiB, tried before plain push."""
+    plans = decide_plans(make_fabric(4, arch="sm100"), Ask(hidden=4096, tokens=2048, fused=False))
+    assert [(p.choice, p.capacity_tokens) for p in plans] == [
+        ("custom.push", 143),
+        ("custom.two_shot_push", 1024),
+        ("custom.two_shot_pull", 2048),
+    ]
+
+
+def test_an_algorithm_without_a_kernel_is_rejected_as_such_after_the_capability() -> None:
+    fabric, group = make_fabric(8), "tp[0,1,2,3,4,5,6,7]"
+    ask = Ask(hidden=4096, tokens=17, rounding="twice")  # 136 KiB: only two_shot_pull serves it
+    plan = decide_path(fabric, ask, kernels=BUILT_KERNELS)
+    assert plan.choice == "flashinfer"
+    assert dict(plan.rejected)["custom"] == "no kernel for two_shot_pull in this build"
+    assert decide_path(fabric, replace(ask, tokens=1), kernels=BUILT_KERNELS).fallback == (
+        f"flashinfer over {group} above 128 KiB"
+    )
+    trays = make_fabric(16, num_hosts=4, clique=True, arch="sm100")
+    plan = decide_path(trays, SMALL, kernels=BUILT_KERNELS)
+    assert plan.choice == "nccl"
+    assert dict(plan.rejected)["custom.fused"] == (
+        "on 4 hosts in one NVLink clique (5a0c clique 7); no kernel for memory of other hosts in this build"
+    )
+    apart = make_fabric(16, num_hosts=4, clique=False, arch="sm100")
+    assert "no kernel" not in str(decide_path(apart, SMALL, kernels=BUILT_KERNELS))
+
+
+def test_a_path_asked_for_by_name_ignores_the_sizes_of_tables_and_nothing_else() -> None:
+    fabric, ask = make_fabric(8), Ask(hidden=4096, tokens=4096)
+    order = path_order("cuda", backend="custom")
+    assert order == ("custom.fused", "custom")
+    named = decide_plans(fabric, ask, order=order, kernels=BUILT_KERNELS, by_name=True)
+    assert [(p.choice, p.capacity_tokens) for p in named] == [("custom.fused.push", 4096)]
+    assert "is in no row of sm90/ws8 fused with a kernel, but the path was asked for by name" in named[0].reason
+    unlinked = make_fabric(8, num_hosts=2)
+    for refusing in (unlinked, make_fabric(9), make_fabric(8, arch="sm80")):
+        assert decide_path(refusing, ask, order=order, by_name=True).choice == "none"
+    off = decide_path(fabric, ask, Settings(custom_all_reduce=False), order=order, by_name=True)
+    assert off.choice == "none"
+
+
+def test_what_members_found_unusable_is_passed_over_with_their_reason() -> None:
+    fabric = make_fabric(8)
+    refused = {"custom.fused.push": "world rank 3: no compiler"}
+    plan = decide_path(fabric, SMALL, refused=refused)
+    assert plan.choice == "nccl"
+    assert dict(plan.rejected)["custom.fused"] == "world rank 3: no compiler"
+    plan = decide_path(fabric, SMALL, refused={**refused, "nccl": "world rank 5: no NCCL"})
+    assert (plan.choice, dict(plan.rejected)["nccl"]) == ("none", "world rank 5: no NCCL")
 
 
 def test_an_input_that_custom_accepts_never_takes_symmetric_memory() -> None:
@@ -202,7 +307,7 @@ def test_an_input_that_custom_accepts_never_takes_symmetric_memory() -> None:
     fabric = make_fabric(8)
     checked = 0
     for tokens in range(0, 4096, 37):
-        ask = Ask(hidden=4096, tokens=tokens, symmetric_memory=True)
+        ask = Ask(hidden=4096, tokens=tokens, fused=False, symmetric_memory=True)
         choice = decide_path(fabric, ask).choice
         assert choice.startswith("custom") if tokens <= 2048 else choice == "symm_mem", tokens
         assert decide_path(fabric, ask, order=("symm_mem", "custom.fused", "custom", "nccl")).choice == "symm_mem"
@@ -213,14 +318,15 @@ def test_an_input_that_custom_accepts_never_takes_symmetric_memory() -> None:
 def test_fallbacks_name_the_path_the_group_and_the_size() -> None:
     fabric = make_fabric(8)
     group = "tp[0,1,2,3,4,5,6,7]"
-    assert decide_path(fabric, SMALL).fallback == f"custom over {group} above 128 KiB"
+    assert decide_path(fabric, SMALL).fallback == f"nccl over {group} above 128 KiB"
+    assert decide_path(fabric, replace(SMALL, rounding="twice")).fallback == f"custom over {group} above 128 KiB"
     assert decide_path(fabric, replace(SMALL, fused=False)).fallback == f"nccl over {group} above 16 MiB"
     offered = replace(SMALL, fused=False, symmetric_memory=True)
     assert decide_path(fabric, offered).fallback == f"symm_mem over {group} above 16 MiB"
 
 
 def test_multicast_rows_need_the_capability_and_say_so() -> None:
-    ask = Ask(hidden=4096, tokens=100)  # 800 KiB: a multicast row of sm90/ws8 stands before the two-shot one
+    ask = Ask(hidden=4096, tokens=100, fused=False)  # 800 KiB: multicast stands before two-shot in the table
     on, off = make_fabric(8, multicast=True), make_fabric(8)
     assert decide_path(on, ask).choice == "custom.multicast"
     plan = decide_path(off, ask)
@@ -273,7 +379,7 @@ def test_groups_of_one_rank_and_groups_of_cpu_ranks() -> None:
     plan = decide_path(apart, SMALL)
     assert (plan.choice, plan.rejected) == (
         "gloo",
-        (("shm", "on 2 hosts (world ranks 0..2: node0; world rank 3: node1); shared memory ends at the host"),),
+        (("shm", f"on 2 hosts (world ranks 0..2: node0; world rank 3: node1); {ENDS}"),),
     )
 
 
@@ -281,7 +387,7 @@ def test_a_group_that_nothing_can_serve_is_unsupported_with_every_reason() -> No
     facts = make_facts(2)
     plan = decide_path(fabric_of((facts[0], replace(facts[1], device="", arch=""))), SMALL)
     assert (plan.choice, plan.standing, plan.capacity_tokens) == ("none", Standing.UNSUPPORTED, 0)
-    assert [name for name, _ in plan.rejected] == ["custom.fused", "custom", "nccl"]
+    assert [name for name, _ in plan.rejected] == ["custom.fused", "custom", "flashinfer", "nccl"]
 
 
 def test_a_measured_table_makes_the_choice_measured() -> None:
@@ -297,6 +403,7 @@ def test_a_measured_table_makes_the_choice_measured() -> None:
         ({"tokens": -1}, "tokens=-1"),
         ({"tokens": 1 << 25}, "allowed: whole numbers from 0 to 16777216"),
         ({"dtype": "int8"}, "dtype='int8'; allowed: bfloat16, float16, float32"),
+        ({"rounding": "never"}, "rounding='never'; allowed: once, twice"),
     ],
 )
 def test_an_ask_out_of_bounds_is_refused(fields: dict[str, Any], told: str) -> None:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from workbench.plan import Candidate, Plan, Standing, decide_backend, find_switch
+import pytest
+
+from workbench.backends import custom
+from workbench.errors import ArgumentError
+from workbench.plan import (
+    BUILT_KERNELS,
+    Candidate,
+    Plan,
+    Standing,
+    all_paths,
+    decide_backend,
+    find_switch,
+    path_order,
+    split_choice,
+)
 from workbench.settings import Settings
 
 OK = (True, "fine")
@@ -51,10 +65,57 @@ def test_equal_reasons_are_printed_once() -> None:
     assert str(plan).endswith("; not a, b: far; not d: off")
 
 
-def test_switches_rule_out_the_backends_they_name() -> None:
-    off = "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
-    told = {b: find_switch(b, Settings(custom_all_reduce=False)) for b in ("shm", "custom", "nccl", "gloo", "alone")}
-    assert told == {"shm": off, "custom": off, "nccl": "", "gloo": "", "alone": ""}
-    told = {b: find_switch(b, Settings(fusion=False)) for b in ("shm", "custom", "nccl")}
-    assert told == {"shm": "switched off by WORKBENCH_FUSION=0", "custom": "", "nccl": ""}
-    assert find_switch("shm", Settings()) == ""
+def test_switches_rule_out_the_paths_they_name() -> None:
+    def told(settings: Settings, *, fused: bool = True) -> list[str]:
+        return [name for name, path in all_paths().items() if find_switch(path, settings, fused=fused)]
+
+    assert told(Settings(custom_all_reduce=False)) == ["shm", "custom.fused", "custom", "flashinfer_mnnvl"]
+    assert told(Settings(fusion=False)) == ["shm", "custom.fused", "flashinfer", "flashinfer_mnnvl"]
+    assert told(Settings(fusion=False), fused=False) == ["flashinfer_mnnvl"]
+    assert told(Settings()) == ["flashinfer_mnnvl"]
+    assert told(Settings(multicast=True)) == []
+    shm = all_paths()["shm"]
+    assert find_switch(shm, Settings(custom_all_reduce=False)) == "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
+    assert find_switch(shm, Settings(fusion=False)) == "switched off by WORKBENCH_FUSION=0"
+
+
+def test_each_path_has_one_backend_and_each_device_its_order() -> None:
+    assert {name: path.backend for name, path in all_paths().items()} == {
+        "shm": "shm",
+        "gloo": "gloo",
+        "custom.fused": "custom",
+        "custom": "custom",
+        "flashinfer": "flashinfer",
+        "flashinfer_mnnvl": "flashinfer_mnnvl",
+        "symm_mem": "symm_mem",
+        "nccl_window": "nccl_window",
+        "nccl": "nccl",
+    }
+    assert path_order("cpu") == ("shm", "gloo")
+    assert path_order("cuda") == ("custom.fused", "custom", "flashinfer", "symm_mem", "nccl_window", "nccl")
+    assert path_order("cuda", backend="custom") == ("custom.fused", "custom")
+    assert path_order("cuda", backend="shm") == ()
+    assert path_order("cuda", backend="flashinfer_mnnvl") == ("flashinfer_mnnvl",)
+
+
+def test_the_kernels_of_the_plan_are_those_that_the_backend_says_it_has() -> None:
+    assert {algorithm.value for algorithm in BUILT_KERNELS.algorithms} == set(custom.ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("choice", "path", "algorithm"),
+    [
+        ("custom.fused.push", "custom.fused", "push"),
+        ("custom.two_shot_pull", "custom", "two_shot_pull"),
+        ("nccl", "nccl", ""),
+        ("alone", "alone", ""),
+    ],
+)
+def test_a_choice_is_a_path_and_an_algorithm(choice: str, path: str, algorithm: str) -> None:
+    found, how = split_choice(choice)
+    assert (found.name, how) == (path, algorithm)
+
+
+def test_a_choice_of_no_path_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"no path gives 'none'; known: shm, gloo, custom\.fused"):
+        split_choice("none")

@@ -15,7 +15,7 @@ import pytest
 
 from workbench.documents import Document
 from workbench.errors import ArgumentError
-from workbench.plan import Standing, parse_table, path_order, shipped_tables, show_bytes
+from workbench.plan import Standing, parse_table, shipped_tables, show_bytes
 from workbench.plan.tables import Algorithm, Mode
 
 
@@ -80,10 +80,6 @@ def test_some_rows_read_as_published() -> None:
     ]
     assert entry.count_blocks(Algorithm.MULTICAST, sms=132, ws=8) == 16
     assert entry.count_blocks(Algorithm.PUSH, sms=132, ws=8) == 132
-
-
-def test_the_order_is_data_and_puts_custom_before_symmetric_memory() -> None:
-    assert dict(path_order()) == {"cpu": ("shm", "gloo"), "cuda": ("custom.fused", "custom", "symm_mem", "nccl")}
 
 
 def _change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -39,8 +39,9 @@ def test_after_freeze_a_bigger_call_falls_back_over_the_same_group_with_one_line
 
     by_rank = run_ranks(4, body)
     assert [found for found, _ in by_rank] == [[[v]] * 4 for v in (10.0, 15.0, 10.0, 15.0)]
-    assert len(by_rank[0][1]) == 1
+    assert len(by_rank[0][1]) == 2
     assert by_rank[0][1][0].startswith("attn_cp[0,2]: 5 tokens exceed the 4 of the frozen shm workspace; gloo reduces")
+    assert by_rank[0][1][1] == "attn_cp[0,2]: 2 calls in all took the fallback"
     events = [e for rank in read_directory(tmp_path).ranks for e in rank.events if e.op == "fallback"]
     assert len(events) == 2 * 4  # two bigger calls on each of four ranks
 

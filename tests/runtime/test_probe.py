@@ -129,8 +129,8 @@ def body_of_a_disagreeing_rank(rank: int) -> tuple[str, str, str]:
     key = GroupKey("tp", tuple(range(8)))
     channel = GlooChannel(key, dist.group.WORLD, 30.0)
     facts = simulated("gb200-2x4").facts_of(rank)
-    agreed = vote_fabric(channel, facts)
-    differing = vote_fabric(channel, replace(facts, clique=NO_CLIQUE) if rank == 5 else facts)
+    agreed = vote_fabric(channel, lambda: facts)
+    differing = vote_fabric(channel, lambda: replace(facts, clique=NO_CLIQUE) if rank == 5 else facts)
     plans = [decide_path(fabric, Ask(hidden=7168, tokens=1), Settings()) for fabric in (agreed, differing)]
     dist.destroy_process_group()
     return plans[0].choice, plans[1].choice, fingerprint([plan.to_json() for plan in plans])
@@ -146,7 +146,7 @@ def test_one_rank_that_differs_gives_the_same_plan_on_every_rank_and_is_named() 
 def body_that_tells_real_facts(rank: int) -> str:
     dist.init_process_group("gloo")
     channel = GlooChannel(GroupKey("tp", (1, 0)), dist.group.WORLD, 30.0)  # type: ignore[arg-type]  # the default group
-    fabric = vote_fabric(channel, probe_facts(rank, device="cpu"))
+    fabric = vote_fabric(channel, lambda: probe_facts(rank, device="cpu"))
     dist.destroy_process_group()
     return f"{fabric.same_host.ok} {[f.world_rank for f in fabric.facts]}"
 

@@ -1,9 +1,11 @@
 """What a backend is given and what it gives: a Channel and a Request in, a Workspace out.
 
-A backend is a module of this package with three names:
+A backend is a module of this package with three names, and a fourth if its workspaces take memory:
 
 NAME                    the backend's word in plans and traces
 probe(request, key)     -> Verdict; local and cheap, no collective: can this process serve such a request at all
+room(request, key)      -> Room; local: the bytes that `bind` will ask for on this rank, voted before anything is
+                        allocated. May compile; raises ResourceError where it cannot tell.
 bind(channel, request)  -> Workspace; collective over the channel's group. Every step that can fail on one rank is voted
                         through channel.gather, so that a failure is the same ResourceError on every member and nothing
                         that was created stays behind.
@@ -17,8 +19,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from workbench.fabric import Verdict
 from workbench.ops import FusedOutput, Op, Rounding
 from workbench.ranks import GroupKey
+
+__all__ = ["Channel", "Json", "Request", "Room", "Verdict", "Workspace"]
 
 Json = Any  # None, bool, int, float, str, and lists and dicts of these
 
@@ -36,28 +41,35 @@ class Channel(Protocol):
     timeout_s: float
     torch_group: dist.ProcessGroup
 
-    def gather(self, value: Json) -> list[Json]:
-        """Every member's value, in group_rank order. Raises DeadlineError or PeerDeadError, naming world ranks."""
+    def gather(self, value: Json, *, what: str) -> list[Json]:
+        """Every member's value, in group_rank order. Errors name `what`, which is equal on every member.
+
+        Raises: DeadlineError or PeerDeadError, naming world ranks.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a group is prepared for. Equal on every member (voted before any backend sees it)."""
+    """What a group is prepared for. Equal on every member (voted before any backend sees it).
+
+    algorithm: which of its algorithms the plan chose, as tables call it; "" leaves it to the backend.
+    """
 
     hidden: int
     dtype: torch.dtype
     max_tokens: int
     ops: frozenset[Op]
     rounding: Rounding
+    algorithm: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether something can be used here, and why."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes that one rank's workspace takes: of /dev/shm (which count as the host's memory too), and of the GPU's."""
 
-    ok: bool
-    reason: str
+    shm: int = 0
+    gpu: int = 0
 
 
 class Workspace(Protocol):

@@ -82,7 +82,7 @@ class _Told(Exception):
 
 def exchange(channel: Channel, mine: Json) -> list[str]:
     """Every member's value, in group_rank order; _Told if any came with an error instead. Collective."""
-    answers = channel.gather(mine)
+    answers = channel.gather(mine, what="setting up FlashInfer")
     errors = [
         f"world rank {world_rank}: {answer['error']}"
         for world_rank, answer in zip(channel.key.world_ranks, answers, strict=True)

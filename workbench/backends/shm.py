@@ -17,7 +17,7 @@ from typing import NoReturn
 import torch
 
 from workbench.backends.arena import Arena
-from workbench.backends.base import Channel, Json, Request, Verdict
+from workbench.backends.base import Channel, Json, Request, Room, Verdict
 from workbench.backends.build import build_cpu, find_compiler, why_no_compiler
 from workbench.backends.calls import call_text, mismatch_error
 from workbench.backends.forks import refuse_in_children
@@ -25,7 +25,6 @@ from workbench.backends.segments import (
     SEGMENT_DIRECTORY,
     OwnSegment,
     Segment,
-    free_bytes,
     map_segment,
     process_lives,
     start_time_of,
@@ -65,20 +64,21 @@ _OP_NAMES = {code: op.value for op, code in OP_CODES.items()}
 
 
 def probe(request: Request, key: GroupKey) -> Verdict:
-    """Whether this process could serve the group: size, dtype, compiler, room in /dev/shm. Local, compiles nothing."""
+    """Whether this process could serve the group: size, dtype, compiler, /dev/shm. Local, compiles nothing."""
     if key.size > MAX_RANKS:
         return Verdict(False, f"{key.size} ranks; the shared-memory kernel serves 1 to {MAX_RANKS}")
     if request.dtype not in DTYPE_CODES:
         return Verdict(False, f"{request.dtype}; the shared-memory kernel serves bfloat16, float16 and float32")
     if find_compiler() is None:
         return Verdict(False, why_no_compiler())
-    if key.size > 1:
-        if not os.access(SEGMENT_DIRECTORY, os.W_OK):
-            return Verdict(False, f"{SEGMENT_DIRECTORY} is missing or not writable")
-        needed = _arena_bytes(request)
-        if free_bytes() < needed:
-            return Verdict(False, f"{SEGMENT_DIRECTORY} has {free_bytes()} bytes free, at least {needed} are needed")
+    if key.size > 1 and not os.access(SEGMENT_DIRECTORY, os.W_OK):
+        return Verdict(False, f"{SEGMENT_DIRECTORY} is missing or not writable")
     return Verdict(True, f"shared memory of one host, {key.size} ranks")
+
+
+def room(request: Request, key: GroupKey) -> Room:
+    """The bytes of this rank's segment; none for a group of one. Local; compiles the kernel if it has to."""
+    return Room(shm=_layout(build_cpu(), request).segment_bytes if key.size > 1 else 0)
 
 
 def bind(channel: Channel, request: Request) -> ShmWorkspace:

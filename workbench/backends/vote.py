@@ -21,7 +21,7 @@ def vote(channel: Channel, what: str, attempt: Callable[[], Json]) -> list[Json]
     except (WorkbenchError, OSError) as e:
         error = e
         mine = {"error": str(e)}
-    answers = channel.gather(mine)
+    answers = channel.gather(mine, what=what)
     reasons = [
         f"world rank {channel.key.world_ranks[group_rank]}: {answer['error']}"
         for group_rank, answer in enumerate(answers)

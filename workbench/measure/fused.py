@@ -29,12 +29,13 @@ from workbench.measure.timing import (
     skewed_host_round,
     time_rounds,
 )
-from workbench.plan import CANDIDATES, Plan
+from workbench.plan import Plan
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
 from workbench.trace import Column, Comparison, Role, Row, Scenario, Spread
 
 KIND = "tp"
+_BACKENDS = {"cpu": ("shm", "gloo"), "cuda": ("custom", "nccl")}  # those timed as paths of a session
 _DELAY = "delay"
 _left_open: list[ExitStack] = []
 
@@ -101,7 +102,7 @@ class _Bench:
             dtype=getattr(torch, spec.dtype),
             device=spec.device,
         )
-        for name in CANDIDATES[spec.device]:
+        for name in _BACKENDS[spec.device]:
             if name not in (ours.name, ours.name.partition(".")[0]):
                 self._try(name, partial(self._add_path, name))
         group = ours.session.torch_group(KIND)

@@ -3,6 +3,7 @@
 from workbench.ops.checks import Limits, check_all_reduce, check_empty, check_fused
 from workbench.ops.fused import ALL, DTYPES, FusedOutput, Op, Rounding
 from workbench.ops.partial import Partial, ReduceOver
+from workbench.ops.quant import Quant, QuantKind, check_quant, quantise
 from workbench.ops.reference import (
     add_rms_norm,
     reference_all_reduce,
@@ -18,12 +19,16 @@ __all__ = [
     "Limits",
     "Op",
     "Partial",
+    "Quant",
+    "QuantKind",
     "ReduceOver",
     "Rounding",
     "add_rms_norm",
     "check_all_reduce",
     "check_empty",
     "check_fused",
+    "check_quant",
+    "quantise",
     "reference_all_reduce",
     "reference_all_reduce_add_rms_norm",
     "round_to",

@@ -1,28 +1,10 @@
 """Which path a group takes and why. Pure: facts in, a Plan out, the same on every rank."""
 
-from workbench.plan.decide import DTYPE_BYTES, Ask, decide_path
-from workbench.plan.plan import (
-    CANDIDATES,
-    FUSED,
-    OWN,
-    Candidate,
-    Plan,
-    Standing,
-    WorkspaceKey,
-    decide_backend,
-    find_switch,
-    fingerprint,
-)
-from workbench.plan.tables import (
-    Algorithm,
-    Mode,
-    Table,
-    parse_table,
-    path_order,
-    read_table,
-    shipped_tables,
-    show_bytes,
-)
+from workbench.plan.decide import DTYPE_BYTES, Ask, decide_path, decide_plans
+from workbench.plan.kernels import BUILT_KERNELS, EVERY_KERNEL, Kernels
+from workbench.plan.paths import ALONE, Path, all_paths, find_switch, path_order, split_choice
+from workbench.plan.plan import Candidate, Plan, Standing, WorkspaceKey, decide_backend, fingerprint
+from workbench.plan.tables import Algorithm, Mode, Table, parse_table, read_table, shipped_tables, show_bytes
 from workbench.plan.upstream import (
     UPSTREAM_SYSTEMS,
     RetiredVariable,
@@ -36,24 +18,28 @@ from workbench.plan.upstream import (
 )
 
 __all__ = [
-    "CANDIDATES",
+    "ALONE",
+    "BUILT_KERNELS",
     "DTYPE_BYTES",
-    "FUSED",
-    "OWN",
+    "EVERY_KERNEL",
     "UPSTREAM_SYSTEMS",
     "Algorithm",
     "Ask",
     "Candidate",
+    "Kernels",
     "Mode",
+    "Path",
     "Plan",
     "RetiredVariable",
     "Rule",
     "Standing",
     "Table",
     "WorkspaceKey",
+    "all_paths",
     "ask_upstream",
     "decide_backend",
     "decide_path",
+    "decide_plans",
     "describe_situation",
     "find_model",
     "find_retired",
@@ -65,5 +51,6 @@ __all__ = [
     "read_table",
     "shipped_tables",
     "show_bytes",
+    "split_choice",
     "upstream_rules",
 ]

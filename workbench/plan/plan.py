@@ -9,24 +9,6 @@ from enum import Enum
 from typing import Any
 
 from workbench.fabric import name_shares
-from workbench.settings import Settings
-
-CANDIDATES = {"cpu": ("shm", "gloo"), "cuda": ("custom", "nccl"), "alone": ("alone",)}
-"""Backends by device, in the order they are tried; "alone" serves groups of one rank."""
-
-
-FUSED = frozenset({"shm", "custom.fused", "flashinfer", "flashinfer_mnnvl"})
-"""Backends that do the whole operation in one kernel; WORKBENCH_FUSION=0 rules them out."""
-
-OWN = frozenset({"shm", "custom", "custom.fused"})
-"""Backends with kernels of our own; WORKBENCH_CUSTOM_ALL_REDUCE=0 rules them out."""
-
-MULTICAST = frozenset({"flashinfer_mnnvl"})
-"""Backends that make a multicast object; only WORKBENCH_MULTICAST=1 allows them."""
-
-CUSTOM_OFF = "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"
-FUSION_OFF = "switched off by WORKBENCH_FUSION=0"
-MULTICAST_OFF = "needs multicast; WORKBENCH_MULTICAST=1 allows it"
 
 
 class Standing(Enum):
@@ -104,17 +86,6 @@ def decide_backend(candidates: Sequence[Candidate]) -> tuple[str | None, tuple[t
             return candidate.backend, tuple(rejected)
         rejected.append((candidate.backend, name_shares(refusals)))
     return None, tuple(rejected)
-
-
-def find_switch(backend: str, settings: Settings) -> str:
-    """The setting that rules a backend out, as a reason; "" if none does."""
-    if backend in OWN and not settings.custom_all_reduce:
-        return CUSTOM_OFF
-    if backend in FUSED and not settings.fusion:
-        return FUSION_OFF
-    if backend in MULTICAST and not settings.multicast:
-        return MULTICAST_OFF
-    return ""
 
 
 def fingerprint(record: object) -> str:

@@ -130,17 +130,6 @@ def shipped_tables() -> Mapping[str, Table]:
     return MappingProxyType({arch: table for table in tables for arch in table.arches})
 
 
-@cache
-def path_order() -> Mapping[str, tuple[str, ...]]:
-    """The paths of each device in the order they are tried. Data, so that a change of order is a change of one line."""
-    doc = _shipped("order.json")
-    doc.take_whole("schema", 1, 1)
-    doc.take_text("source")
-    order = {name: doc.take_texts(name) for name in ("cpu", "cuda")}
-    doc.end()
-    return MappingProxyType(order)
-
-
 def show_bytes(size: int) -> str:
     """'14 KiB', '1.125 MiB', '100 bytes': the short exact form where there is one, else rounded to a tenth."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):

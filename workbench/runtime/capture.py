@@ -8,38 +8,83 @@ upstream an exchange at the end of the capture hangs (facts: SGLang 11275; vLLM 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Workspace
 from workbench.errors import CaptureError, ClosedError
-from workbench.ops import FusedOutput, Limits, check_all_reduce, check_fused
+from workbench.ops import FusedOutput, Limits, Op, Quant, check_all_reduce, check_fused, quantise
+from workbench.ranks import GroupKey
 from workbench.runtime.members import Member, gather_over_store, raise_if_dead, tell_over_store
 from workbench.trace import Recorder
 
+NormArguments = tuple[torch.Tensor, torch.Tensor, float, float, Quant | None]
+"""residual, weight, eps, weight_bias and quant of a fused call."""
+
+_Result = TypeVar("_Result", torch.Tensor, FusedOutput)
 _SHOWN = 64  # calls of a group told to the other ranks in full; of more, the digest still tells that they differ
+_open: list[Capture] = []  # of every session of this process
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedCall:
-    """One collective of a capture. `run` does it again and fills what the capture gave out; None in a CUDA graph."""
+    """One collective of a capture. `norm` is what a fused call has besides x."""
 
-    group: str
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
+    key: GroupKey
+    op: Op
+    x: torch.Tensor
+    norm: NormArguments | None
+    label: str
     path: str
-    run: Callable[[], None] | None
 
-    numbers: str
+    @property
+    def group(self) -> str:
+        return str(self.key)
+
+    def check(self, limits: Limits) -> None:
+        """Raise what the call itself would raise for its arguments."""
+        if self.norm is None:
+            check_all_reduce(limits, self.x)
+        else:
+            residual, weight, eps, weight_bias, _ = self.norm
+            check_fused(limits, self.x, residual, weight, eps, weight_bias)
 
     def fingerprint(self) -> str:
         """What must be equal on every member of the group."""
-        return f"{self.op} {'x'.join(map(str, self.shape))} {self.dtype}{self.numbers} on {self.path}"
+        shape = "x".join(map(str, self.x.shape))
+        numbers = "" if self.norm is None else f" eps {self.norm[2]!r} weight_bias {self.norm[3]!r}"
+        quant = "" if self.norm is None or self.norm[4] is None else f" {self.norm[4]}"
+        label = f" label {self.label!r}" if self.label else ""
+        dtype = str(self.x.dtype).removeprefix("torch.")
+        return f"{self.op.value} {shape} {dtype}{numbers}{quant} on {self.path}{label}"
+
+
+def foreign_capture(device: str) -> str:
+    """What captures in this thread or process besides the asking session, in words; "" if nothing does. Local."""
+    if _open:
+        return "another session's capture"
+    if device == "cuda" and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph capture"
+    return ""
+
+
+@contextmanager
+def recording(capture: Capture, device: str) -> Iterator[None]:
+    """The block whose calls go into `capture`: on CUDA into a graph of its own as well. Local."""
+    _open.append(capture)
+    try:
+        with ExitStack() as graph:
+            if device == "cuda":
+                capture.graph = torch.cuda.CUDAGraph()
+                # thread_local: NCCL's watchdog asks after its events meanwhile, which "global" would call an error
+                graph.enter_context(torch.cuda.graph(capture.graph, capture_error_mode="thread_local"))
+            yield
+    finally:
+        _open.remove(capture)
 
 
 class Capture:
@@ -49,6 +94,7 @@ class Capture:
         self._trace = trace
         self._enter = enter
         self.calls: list[CapturedCall] = []
+        self._again: list[Callable[[], None]] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[object] = []
         self._state = "open"
@@ -69,13 +115,28 @@ class Capture:
             if self.graph is not None:
                 self.graph.replay()
             else:
-                for call in self.calls:
-                    assert call.run is not None
-                    call.run()
+                for run in self._again:
+                    run()
         except BaseException as e:
             self._trace.end(token, error=f"{type(e).__name__}: {e}")
             raise
         self._trace.end(token, note=f"{len(self.calls)} calls")
+
+    def record(self, call: CapturedCall, limits: Limits, run: Callable[[], _Result]) -> _Result:
+        """Write a call down, and give the tensors that each replay fills.
+
+        On CUDA the call runs into the graph; on CPU it runs at each replay, so what it could not take is refused now.
+        """
+        call.check(limits)
+        if self.graph is not None:
+            out = run()
+            self.kept += (call, out)
+        else:
+            empty: Any = _unfilled(call)  # of the type that the call gives
+            out = empty
+            self._again.append(lambda: _fill(empty, run()))
+        self.calls.append(call)
+        return out
 
     def summary(self) -> dict[str, Any]:
         """Count and fingerprint of the calls on each group, for comparing across ranks."""
@@ -103,72 +164,9 @@ class Capture:
         """Forbid replays and let the storage go."""
         self._state = "closed"
         self.calls.clear()
+        self._again.clear()
         self.kept.clear()
         self.graph = None
-
-
-class CapturingWorkspace:
-    """A workspace inside a capture: on CPU its calls are written down, on CUDA they go into the graph as well."""
-
-    def __init__(self, inner: Workspace, capture: Capture, limits: Limits) -> None:
-        self.backend = inner.backend
-        self.request = inner.request
-        self.size_bytes = inner.size_bytes
-        self._inner = inner
-        self._capture = capture
-        self._limits = limits
-
-    @property
-    def broken(self) -> str:
-        """As the Workspace protocol says."""
-        return self._inner.broken
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensor that each replay fills."""
-        check_all_reduce(self._limits, x)
-        if self._capture.graph is not None:
-            out = self._inner.all_reduce(x)
-            self._note("all_reduce", x, None, (x, out), "")
-            return out
-        out = _unfilled(x)
-        self._note("all_reduce", x, lambda: _fill(out, self._inner.all_reduce(x)), (), "")
-        return out
-
-    def all_reduce_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_bias: float
-    ) -> FusedOutput:
-        """The tensors that each replay fills."""
-        check_fused(self._limits, x, residual, weight, eps, weight_bias)
-        numbers = f" eps {eps!r} weight_bias {weight_bias!r}"
-        if self._capture.graph is not None:
-            out = self._inner.all_reduce_add_rms_norm(x, residual, weight, eps=eps, weight_bias=weight_bias)
-            self._note("all_reduce_add_rms_norm", x, None, (x, residual, weight, out), numbers)
-            return out
-        out = FusedOutput(_unfilled(x), _unfilled(x))
-
-        def run() -> None:
-            found = self._inner.all_reduce_add_rms_norm(x, residual, weight, eps=eps, weight_bias=weight_bias)
-            _fill(out.norm, found.norm)
-            _fill(out.residual, found.residual)
-
-        self._note("all_reduce_add_rms_norm", x, run, (), numbers)
-        return out
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the workspace, as outside."""
-        return self._inner.empty(shape, dtype)
-
-    def close(self) -> None:
-        """The workspace belongs to the session."""
-
-    def _note(
-        self, op: str, x: torch.Tensor, run: Callable[[], None] | None, kept: tuple[object, ...], numbers: str
-    ) -> None:
-        dtype = str(x.dtype).removeprefix("torch.")
-        self._capture.calls.append(
-            CapturedCall(self._limits.group, op, tuple(x.shape), dtype, self.backend, run, numbers)
-        )
-        self._capture.kept += kept
 
 
 def meet_ranks(
@@ -268,10 +266,22 @@ def _members(group: str) -> list[int]:
     return [int(m) for m in group[group.index("[") + 1 : -1].split(",")]
 
 
-def _unfilled(x: torch.Tensor) -> torch.Tensor:
-    """A tensor like x full of NaN: reading it before a replay shows."""
-    return torch.full_like(x, float("nan"))
+def _unfilled(call: CapturedCall) -> torch.Tensor | FusedOutput:
+    """What a call gives, full of NaN: reading it before a replay shows."""
+    out = torch.full_like(call.x, float("nan"))
+    if call.norm is None:
+        return out
+    quant = call.norm[4]
+    return FusedOutput(out, out.clone(), *(() if quant is None else quantise(out, quant)))
 
 
-def _fill(out: torch.Tensor, found: torch.Tensor) -> None:
-    out.copy_(found)
+def _fill(out: torch.Tensor | FusedOutput, found: torch.Tensor | FusedOutput) -> None:
+    if isinstance(out, torch.Tensor):
+        assert isinstance(found, torch.Tensor)
+        out.copy_(found)
+        return
+    assert isinstance(found, FusedOutput)
+    for name in ("norm", "residual", "quant", "scale"):
+        place, value = getattr(out, name), getattr(found, name)
+        if place is not None:
+            place.copy_(value)

@@ -52,7 +52,7 @@ class GlooChannel:
         self._failure: Exception | None = None
         self._place = [key.torch_rank(r) for r in key.world_ranks]
 
-    def gather(self, value: Any, *, what: str = "exchange") -> list[Any]:
+    def gather(self, value: Any, *, what: str) -> list[Any]:
         """Every member's JSON value, in group_rank order.
 
         Collective: every member of the group, equally often and with equal `what`.
@@ -120,7 +120,7 @@ class GlooChannel:
         if all(c == came[0] for c in came):
             return
         in_step = all(number == came[0][0] for number, _ in came)
-        texts = [text if in_step else f"{text} (its exchange {number})" for number, text in came]
+        texts = [text if in_step else f"{text} (as number {number} on this group)" for number, text in came]
         story = "; ".join(f"world rank {r}: {text}" for r, text in zip(self.key.world_ranks, texts, strict=True))
         error = MismatchError(
             f"{self.key}: members came for different things: {story}; every member must make the same calls in the "
@@ -155,7 +155,7 @@ class GlooChannel:
     def _enter(self, what: str) -> None:
         """Say in the store that this rank has come, unless the group has failed already."""
         if self._failure is not None:
-            raise ClosedError(f"{self.key}: no exchange after an earlier failure: {self._failure}") from self._failure
+            raise ClosedError(f"{self.key}: no {what} after an earlier failure: {self._failure}") from self._failure
         self._failure = self._story()
         if self._failure is not None:
             raise self._failure
@@ -232,7 +232,7 @@ class AloneChannel:
         self.world_rank = key.world_ranks[0]
         self.timeout_s = timeout_s
 
-    def gather(self, value: Any, *, what: str = "exchange") -> list[Any]:  # noqa: ARG002 - as GlooChannel
+    def gather(self, value: Any, *, what: str) -> list[Any]:  # noqa: ARG002 - as GlooChannel
         """The value alone, as it would come back from the wire."""
         return [json.loads(json.dumps(value))]
 

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def probe_facts(
     """The facts of this rank. `device` is "cpu" or "cuda"; for "cuda" the current CUDA device is probed.
 
     What may hang or crash runs in a process of its own, which ends with this one and is killed past the deadline. It
-    takes seconds and, for that time, a context on every visible device.
+    takes seconds and, for that time, a context on every visible device; a process tries a device once. The allocator,
+    which a setting can change, is looked at each time.
     Units: step_deadline_s seconds for each thing that is tried.   Collective: local.   Capture: forbidden.
     """
     settings = Settings.read() if settings is None else settings
@@ -49,11 +51,7 @@ def probe_facts(
     index = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(index)
     uuid = f"GPU-{str(properties.uuid).removeprefix('GPU-')}"
-    told = run_steps(uuid, ["devices", "nvml"], step_deadline_s)
-    seen = (told["devices"].get("value") or {}).get("devices", [])
-    others = [d for d in seen if d != uuid]
-    trials = [f"{what}:{other}" for other in others for what in ("peer_access", "ipc")]
-    told |= run_steps(uuid, ["vmm_fd", "vmm_fabric", *trials], step_deadline_s)
+    told, others = _try_device(uuid, step_deadline_s)
     allocator, allocator_note = probe_allocator(index, step_deadline_s)
     nvml = told["nvml"].get("value") or {}
     notes = [f"{step}: {told[step]['reason']}" for step in ("devices", "nvml") if told[step]["outcome"] != "works"]
@@ -84,12 +82,24 @@ def probe_facts(
     )
 
 
-def vote_fabric(channel: Channel, facts: Facts) -> Fabric:
+@cache
+def _try_device(device: str, step_deadline_s: float) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What the probe's processes say of a device, and the other devices they see. Hardware is asked once a process."""
+    told = run_steps(device, ["devices", "nvml"], step_deadline_s)
+    seen = (told["devices"].get("value") or {}).get("devices", [])
+    others = [d for d in seen if d != device]
+    trials = [f"{what}:{other}" for other in others for what in ("peer_access", "ipc")]
+    return told | run_steps(device, ["vmm_fd", "vmm_fabric", *trials], step_deadline_s), others
+
+
+def vote_fabric(channel: Channel, probe: Callable[[], Facts]) -> Fabric:
     """The gathered facts of the channel's group; decisions over them are then alike on every member.
 
-    Collective: every member of the group.   Raises: DeadlineError and PeerDeadError from the channel.
+    `probe` gives this rank's facts.
+    Collective: every member of the group.   Raises: ResourceError, alike on every member, if a member cannot tell its
+    facts; DeadlineError and PeerDeadError from the channel.
     """
-    told = vote(channel, "telling facts", facts.to_json)
+    told = vote(channel, "telling facts", lambda: probe().to_json())
     return Fabric(channel.key, tuple(Facts.from_json(f, f"{channel.key} facts[{i}]") for i, f in enumerate(told)))
 
 

@@ -1,27 +1,56 @@
-"""Choosing and setting up a workspace: probe here, gather, decide alike, bind; a failed path is remembered."""
+"""Choosing and setting up workspaces: facts, a plan, votes of those who can, room, and only then memory.
+
+Every step is gathered before the next one, and decided by each member from what all told, so that members take the same
+path or raise the same error. What failed for a request is remembered, and not tried again.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import ModuleType
 from typing import Any
 
-from workbench.backends.base import Request, Verdict
+from workbench.backends.base import Request, Room, Verdict, Workspace
+from workbench.backends.composed import ComposedWorkspace
 from workbench.errors import ArgumentError, CaptureError, PlanMismatchError, ResourceError, WorkbenchError
-from workbench.plan import CANDIDATES, Candidate, Plan, Standing, decide_backend, find_switch
-from workbench.runtime.frozen import FrozenWorkspace
-from workbench.runtime.members import ranks_text
+from workbench.fabric import Fabric, Facts, name_shares
+from workbench.ops import Op
+from workbench.plan import (
+    ALONE,
+    BUILT_KERNELS,
+    Ask,
+    Candidate,
+    Path,
+    Plan,
+    decide_backend,
+    decide_plans,
+    fingerprint,
+    path_order,
+    split_choice,
+)
+from workbench.runtime.channel import AloneChannel
+from workbench.runtime.prepared import Part, Prepared
+from workbench.runtime.probe import vote_fabric
 from workbench.runtime.requests import MAX_TOKENS
-from workbench.runtime.subgroup import BoundGroup, Prepared
+from workbench.runtime.room import Claim, decide_room, measure_claims
+from workbench.runtime.subgroup import BoundGroup, limits_of
 from workbench.settings import Settings
 
 
 def bind_workspace(
-    group: BoundGroup, request: Request | ArgumentError, *, device: str, settings: Settings, backend: str | None
+    group: BoundGroup,
+    request: Request | ArgumentError,
+    *,
+    device: str,
+    settings: Settings,
+    backend: str | None,
+    probe: Callable[[], Facts],
 ) -> Plan:
-    """Agree on a path for `request` in `group` and set it up. `request` may be the error that a caller's sizes gave.
+    """Agree on paths for `request` in `group` and set them up; the plan for as many tokens as were asked for.
 
+    `request` may be the error that a caller's sizes gave. `probe` tells this rank's facts; it is asked once a group.
     Collective: every member of the group.
     Raises, alike on every member: ArgumentError, PlanMismatchError, ResourceError if no path is left.
     """
@@ -34,43 +63,151 @@ def bind_workspace(
     if isinstance(request, ArgumentError):
         raise request
     if existing is not None and everyone_has_it:
-        return existing.plan
+        return existing.plan(None)
     if group.frozen:
         raise CaptureError(
             f"{group.key}: the session is frozen, so no workspace is made or grown: {_text(request)} asked; prepare it "
             f"before freeze(), or let the calls take the fallback"
         )
-    names = CANDIDATES["alone" if group.key.size == 1 else device]
-    if backend is not None and group.key.size > 1:
-        names = tuple(n for n in names if n == backend)
-    rejected: list[tuple[str, str]] = []
-    while names:
-        choice, refused = decide_backend(_candidates(group, request, names, settings))
-        rejected += refused
-        if choice is None:
-            break
-        try:
-            workspace = _backend(choice).bind(group.channel, request)
-        except ResourceError as e:
-            group.refused[choice, request] = str(e)
-            rejected.append((choice, str(e)))
-            names = names[names.index(choice) + 1 :]
-            continue
-        plan = Plan(
-            group=str(group.key),
-            choice=choice,
-            reason="the first path that every member can take",
-            rejected=tuple(rejected),
-            fallback="" if choice == names[-1] else f"{names[-1]} over {group.key}",
-            capacity_tokens=request.max_tokens,
-            workspace_bytes=workspace.size_bytes,
-            standing=Standing.DEFAULT,
+    if group.fabric is None:
+        group.fabric = _find_fabric(group, probe)
+    parts = None
+    while parts is None:
+        plans = _decide(group, group.fabric, request, device=device, settings=settings, backend=backend)
+        parts = _bind(group, request, plans)
+    prepared = Prepared(
+        request,
+        parts,
+        asked=backend,
+        group=str(group.key),
+        lane=group.lane,
+        tells=group.channel.world_rank == group.key.world_ranks[0],
+    )
+    group.put(prepared)
+    for part in parts:
+        group.lane.instant("plan", note=str(part.plan))
+    return prepared.plan(None)
+
+
+def freeze_group(group: BoundGroup, *, device: str) -> None:
+    """Let nothing of the group grow from now on: bigger calls take the fallback. Collective over the group."""
+    group.frozen = True
+    last = ALONE.name if group.key.size == 1 else path_order(device)[-1]
+    for prepared in group.prepared.values():
+        request = replace(prepared.request, max_tokens=MAX_TOKENS)
+        plan = Plan(group=str(group.key), choice=last, reason="takes what is too large for frozen workspaces")
+        if prepared.fallback is None:
+            prepared.fallback = Part(plan, _module(split_choice(last)[0]).bind(group.channel, request))
+
+
+def _find_fabric(group: BoundGroup, probe: Callable[[], Facts]) -> Fabric:
+    """What the group's members have in common. A group of one has nothing to find out."""
+    if isinstance(group.channel, AloneChannel):
+        return Fabric(group.key, (Facts(world_rank=group.key.world_ranks[0], host="alone", node="alone"),))
+    return vote_fabric(group.channel, probe)
+
+
+def _decide(
+    group: BoundGroup, fabric: Fabric, request: Request, *, device: str, settings: Settings, backend: str | None
+) -> tuple[Plan, ...]:
+    """The plans for every number of tokens, whose paths every member can take. Collective over the group."""
+    order = path_order(device, backend=backend)
+    ask = Ask(
+        hidden=request.hidden,
+        tokens=request.max_tokens,
+        dtype=str(request.dtype).removeprefix("torch."),
+        fused=Op.ALL_REDUCE_ADD_RMS_NORM in request.ops,
+        rounding=request.rounding.value,
+        symmetric_memory=True,
+    )
+    while True:
+        plans = decide_plans(
+            fabric,
+            ask,
+            settings,
+            order=order,
+            kernels=BUILT_KERNELS,
+            refused=group.refused.get(request, {}),
+            by_name=backend is not None,
         )
-        group.put(request, Prepared(workspace, plan))
-        group.lane.instant("plan", note=str(plan))
-        return plan
-    story = "; ".join(f"{name}: {reason}" for name, reason in rejected) or f"no path is called {backend!r}"
-    raise ResourceError(f"{group.key}: no path for {_text(request)}: {story}")
+        for plan in plans:
+            if plan.choice == "none":
+                story = "; ".join(f"{name}: {reason}" for name, reason in plan.rejected)
+                story = story or f"no path of {device} ranks is called {backend!r}"
+                raise ResourceError(f"{group.key}: no path for {_text(request)}: {story}")
+        refusals = _vote_paths(group, request, plans)
+        if not refusals:
+            return plans
+        group.refused.setdefault(request, {}).update(refusals)
+
+
+def _vote_paths(group: BoundGroup, request: Request, plans: tuple[Plan, ...]) -> dict[str, str]:
+    """The plans' choices that some member cannot take, or has no room for, and why. Collective over the group.
+
+    Raises PlanMismatchError, alike on every member, if the members' plans differ.
+    """
+    looks = {plan.choice: _look(*_part_of(request, plan), group) for plan in plans}
+    mine = {"plans": fingerprint([plan.to_json() for plan in plans]), "paths": looks}
+    told = group.channel.gather(mine, what="probe")
+    ranks_by_plan: dict[str, list[int]] = {}
+    for world_rank, theirs in zip(group.key.world_ranks, told, strict=True):
+        ranks_by_plan.setdefault(theirs["plans"], []).append(world_rank)
+    if len(ranks_by_plan) > 1:
+        raise PlanMismatchError(
+            f"{group.key}: members decided differently from the same facts: {name_shares(ranks_by_plan)}; install the "
+            f"same version of the workbench, tables included, on every rank"
+        )
+    refusals = {}
+    for choice in looks:
+        answers = [(r, theirs["paths"][choice]) for r, theirs in zip(group.key.world_ranks, told, strict=True)]
+        _, refused = decide_backend([Candidate(choice, tuple((r, a["ok"], a["reason"]) for r, a in answers))])
+        reason = dict(refused).get(choice) or decide_room([(r, (Claim(**c) for c in a["claims"])) for r, a in answers])
+        if reason:
+            refusals[choice] = reason
+    return refusals
+
+
+def _look(path: Path, request: Request, group: BoundGroup) -> dict[str, Any]:
+    """What this member says of a path: whether its backend can serve here, and the memory it would take."""
+    try:
+        backend = _module(path)
+        verdict: Verdict = backend.probe(request, group.key)
+        measure_room = getattr(backend, "room", None)
+        room: Room = measure_room(request, group.key) if measure_room is not None and verdict.ok else Room()
+        claims = [claim.to_json() for claim in measure_claims(room)]
+    except (WorkbenchError, ImportError, OSError) as e:
+        return {"ok": False, "reason": str(e), "claims": []}
+    return {"ok": verdict.ok, "reason": verdict.reason, "claims": claims}
+
+
+def _bind(group: BoundGroup, request: Request, plans: tuple[Plan, ...]) -> tuple[Part, ...] | None:
+    """A workspace for each plan; None, with nothing left behind and the failure remembered, if one cannot be made."""
+    made: list[Part] = []
+    for plan in plans:
+        path, part = _part_of(request, plan)
+        try:
+            workspace: Workspace = _module(path).bind(group.channel, part)
+        except ResourceError as e:
+            while made:
+                made.pop().workspace.close()
+            group.refused.setdefault(request, {})[plan.choice] = str(e)
+            return None
+        if path.composed and Op.ALL_REDUCE_ADD_RMS_NORM in request.ops:
+            whole = replace(part, ops=request.ops)
+            workspace = ComposedWorkspace(workspace, whole, limits_of(group, whole))
+        made.append(Part(replace(plan, workspace_bytes=workspace.size_bytes), workspace))
+    return tuple(made)
+
+
+def _part_of(request: Request, plan: Plan) -> tuple[Path, Request]:
+    """The plan's path, and the part of the request that its backend is to serve."""
+    path, algorithm = split_choice(plan.choice)
+    ops = frozenset({Op.ALL_REDUCE}) if path.composed else request.ops
+    return path, replace(request, max_tokens=plan.capacity_tokens, algorithm=algorithm, ops=ops)
+
+
+def _module(path: Path) -> ModuleType:
+    return importlib.import_module(f"workbench.backends.{path.backend}")
 
 
 def _agree(group: BoundGroup, request: Request | ArgumentError, backend: str | None, *, has_it: bool) -> bool:
@@ -88,60 +225,25 @@ def _agree(group: BoundGroup, request: Request | ArgumentError, backend: str | N
     for world_rank, theirs in zip(group.key.world_ranks, asked, strict=True):
         by_text.setdefault(f"{theirs['request']} backend={theirs['backend'] or 'any'}", []).append(world_rank)
     if len(by_text) > 1:
-        found = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items())
-        raise PlanMismatchError(f"{group.key}: members prepare for different things: {found}; pass equal arguments")
+        raise PlanMismatchError(
+            f"{group.key}: members prepare for different things: {name_shares(by_text)}; pass equal arguments"
+        )
     return all(theirs["has_it"] for theirs in asked)
 
 
-def _candidates(group: BoundGroup, request: Request, names: tuple[str, ...], settings: Settings) -> list[Candidate]:
-    verdicts = [_probe(group, request, name, settings) for name in names]
-    answers = group.channel.gather([[v.ok, v.reason] for v in verdicts], what="probe")
-    return [
-        Candidate(name, tuple((r, *answer[i]) for r, answer in zip(group.key.world_ranks, answers, strict=True)))
-        for i, name in enumerate(names)
-    ]
-
-
-def _probe(group: BoundGroup, request: Request, name: str, settings: Settings) -> Verdict:
-    if (name, request) in group.refused:
-        return Verdict(False, f"failed before: {group.refused[name, request]}")
-    switch = find_switch("custom.fused" if name == "custom" else name, settings)
-    if switch:
-        return Verdict(False, switch)
-    try:
-        verdict: Verdict = _backend(name).probe(request, group.key)
-    except WorkbenchError as e:
-        return Verdict(False, str(e))
-    return verdict
-
-
 def _covers(prepared: Prepared, request: Request, backend: str | None) -> bool:
-    have = prepared.workspace.request
+    have = prepared.request
     return (
-        not prepared.workspace.broken
+        not prepared.broken
         and have.max_tokens >= request.max_tokens
         and have.ops >= request.ops
         and have.rounding == request.rounding
-        and (backend is None or prepared.workspace.backend in (backend, "alone"))
+        and (backend is None or all(p.workspace.backend in (backend, ALONE.backend) for p in prepared.parts))
     )
 
 
-def _backend(name: str) -> ModuleType:
-    return importlib.import_module(f"workbench.backends.{name}")
-
-
 def _text(request: Request) -> str:
-    ops = "+".join(sorted(op.value for op in request.ops))
-    fields = asdict(request) | {"ops": ops, "dtype": str(request.dtype), "rounding": request.rounding.value}
+    fields = asdict(request)
+    fields |= {"ops": "+".join(sorted(op.value for op in request.ops)), "rounding": request.rounding.value}
+    del fields["algorithm"]
     return " ".join(f"{name}={value}" for name, value in fields.items())
-
-
-def freeze_group(group: BoundGroup, *, device: str) -> None:
-    """Wrap every workspace so that it never grows: bigger calls take the fallback. Collective over the group."""
-    group.frozen = True
-    last = CANDIDATES["alone" if group.key.size == 1 else device][-1]
-    for prepared in group.prepared.values():
-        request = replace(prepared.workspace.request, max_tokens=MAX_TOKENS)
-        fallback = _backend(last).bind(group.channel, request)
-        tells = group.channel.world_rank == group.key.world_ranks[0]
-        prepared.workspace = FrozenWorkspace(prepared.workspace, fallback, group.lane, str(group.key), tells=tells)

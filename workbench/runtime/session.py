@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from workbench.backends.base import Workspace
-from workbench.errors import (
-    ArgumentError,
-    CaptureError,
-    ClosedError,
-    PartialError,
-    UnsupportedPlatformError,
-    WorkbenchError,
-)
-from workbench.ops import ALL, FusedOutput, Limits, Op, Partial, ReduceOver, Rounding
+from workbench.errors import ArgumentError, CaptureError, ClosedError, UnsupportedPlatformError, WorkbenchError
+from workbench.fabric import Facts
+from workbench.ops import ALL, FusedOutput, Op, Partial, Quant, Rounding, check_quant, quantise
 from workbench.plan import Plan
-from workbench.ranks import GroupKey, GroupMap, product_group
-from workbench.runtime.capture import Capture, CapturingWorkspace, compare_captures, meet_ranks, warm_up
-from workbench.runtime.checked import CheckedWorkspace
+from workbench.ranks import GroupKey, GroupMap
+from workbench.runtime.capture import Capture, compare_captures, foreign_capture, meet_ranks, recording, warm_up
+from workbench.runtime.data_calls import DataCalls
 from workbench.runtime.hello import exchange_hello
 from workbench.runtime.members import Member
-from workbench.runtime.opening import DTYPE_NAMES, HARMLESS, find_device, open_trace, read_settings
+from workbench.runtime.opening import find_device, open_trace, read_settings
+from workbench.runtime.probe import probe_facts
 from workbench.runtime.process_group import TorchGroups, init_default_group, make_groups, next_session_store
-from workbench.runtime.requests import MAX_TOKENS, make_request, unprepared_error
+from workbench.runtime.requests import make_request, unprepared_error
 from workbench.runtime.selection import bind_workspace, freeze_group
 from workbench.runtime.subgroup import BoundGroup, bind_group, own_groups
 from workbench.settings import Settings, check_timeout
 from workbench.trace import Recorder
-
-_Result = TypeVar("_Result", torch.Tensor, FusedOutput)
 
 
 class Session:
@@ -83,12 +76,9 @@ class Session:
         self._check = settings.check if check is None else check
         self._groups: dict[tuple[int, ...], BoundGroup] = {}
         self._members: dict[int, Member] = {}
-        self._ready: dict[tuple[str, torch.dtype, int], tuple[BoundGroup, Workspace]] = {}
-        self._owed: dict[ReduceOver, str] = {}
+        self._facts: Facts | None = None
         self._captures: list[Capture] = []
-        self._capturing: Capture | None = None
         self._meetings = 0
-        self._broken = False
         self._open = True
         self._generation = 0
         self._trace_dir = trace_dir or settings.trace_dir
@@ -105,27 +95,25 @@ class Session:
     def rebuild(self) -> None:
         """Make groups, channels and prepared workspaces anew in the same processes, after a failure or an interrupt.
 
-        What was prepared is prepared again, with the same arguments and on the same path. Tensors that earlier calls
+        What was prepared is prepared again, with the same arguments. Tensors that earlier calls
         gave stay what they are; those from `empty` are plain memory from now on. What broke it is forgotten.
         Collective: every rank of the map, none of them inside another call.
         Raises: as opening a session; as prepare. ClosedError if it is closed.
         """
         self._enter("rebuild")
         again = [
-            (bound.key.kind, prepared.workspace.request, prepared.workspace.backend)
+            (bound.key.kind, prepared.request, prepared.asked)
             for bound in self._groups.values()
             for prepared in bound.prepared.values()
         ]
         self._drop_captures()
-        self._broken = True  # so that nobody is waited for
+        self._calls.broken = True  # so that nobody is waited for
         for group in reversed(self._groups.values()):
             group.close()
         self._closing.close()
         self._groups.clear()
-        self._ready.clear()
         self._generation += 1
         self._join(None)
-        self._broken = False
         for kind, request, backend in again:
             self.prepare(
                 kind,
@@ -160,6 +148,9 @@ class Session:
                 problem=problem or unwritable,
                 timeout_s=self.timeout_s,
             )
+            self._calls = DataCalls(
+                self.group_map, self._groups, world_rank=self.world_rank, device=self.device, check=self._check
+            )
             made = make_groups(self.group_map, device=self.device, timeout_s=self.timeout_s)
             undo.callback(self._leave_groups, made)
             for own in own_groups(self.group_map, self.world_rank):
@@ -192,18 +183,23 @@ class Session:
     ) -> Plan:
         """Choose a path for the group of `kind` and set up its workspace for up to `max_tokens` tokens.
 
-        Preparing the same (dtype, hidden) again with more tokens or another rounding replaces the workspace; with
-        less it changes nothing. `backend` names the only path to try, for comparisons.
+        What each rank's device and links offer is found out at the first call of a process, and told to the group; from
+        that, the settings and the tables of plan/ every member decides alike, for each number of tokens. Room for the
+        workspaces is voted before any is made. Gives the plan for `max_tokens`; `why` tells those for fewer.
+        Preparing the same (dtype, hidden) again with more tokens or another rounding replaces the workspaces; with
+        less it changes nothing. `backend` names the only one to try, for comparisons, whatever sizes tables give it.
         Collective: every member of the group, before capture.
         Raises: ArgumentError for bad sizes; PlanMismatchError if members ask for different things; ResourceError if no
         path is left. Alike on every member.
         """
         self._enter("prepare")
-        group = self._bound(kind)
+        group = self._calls.bound(kind)
         request = make_request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding)
         with self._watched(group, "prepare"):
-            plan = bind_workspace(group, request, device=self.device, settings=self._settings, backend=backend)
-        self._ready = {k: v for k, v in self._ready.items() if v[0] is not group}
+            plan = bind_workspace(
+                group, request, device=self.device, settings=self._settings, backend=backend, probe=self._probe
+            )
+        self._calls.forget()
         return plan
 
     def freeze(self) -> None:
@@ -215,7 +211,7 @@ class Session:
         for bound in self._groups.values():
             with self._watched(bound, "freeze"):
                 freeze_group(bound, device=self.device)
-        self._ready.clear()
+        self._calls.forget()
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
@@ -240,20 +236,14 @@ class Session:
             warm_up([bound.channel.data_group for bound in self._groups.values()])
             self.trace.end(token)
         token = self.trace.begin("capture")
-        self._ready.clear()
-        self._capturing = capture
+        self._calls.capturing = capture
         error: BaseException | None = None
         try:
-            with ExitStack() as recording:
-                if self.device == "cuda":
-                    capture.graph = torch.cuda.CUDAGraph()
-                    # thread_local: NCCL's watchdog asks after its events meanwhile, which "global" would call an error
-                    recording.enter_context(torch.cuda.graph(capture.graph, capture_error_mode="thread_local"))
+            with recording(capture, self.device):
                 yield capture
         except BaseException as e:
             error = e
-        self._capturing = None
-        self._ready.clear()
+        self._calls.capturing = None
         try:
             failed = compare_captures(self._meet("leave", capture, error))
         except BaseException as e:
@@ -268,16 +258,19 @@ class Session:
         for bound in self._groups.values():
             bound.captured = True
 
-    def all_reduce(self, x: torch.Tensor | Partial, *, group: str | None = None) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor | Partial, *, group: str | None = None, label: str = "") -> torch.Tensor:
         """The sum of x over the group, as a fresh tensor.
 
         Shapes: x [tokens, hidden] of a prepared dtype and hidden size; 0 tokens is legal. A Partial needs no `group`.
+        label: a name for the call, such as the tensor's; recorded, and compared in check mode and in captures, so that
+        two calls that look alike are not taken for each other.
         Numerics: fp32 sum in group_rank order, rounded once; equal bits on every member.
         Collective: every member of the group with equal shapes, in the same order as its other calls on it.
-        Raises: CapacityError, ArgumentError, PartialError before any wait; DeadlineError and PeerDeadError, which name
-        world ranks.
+        Capture: in this session's own (`capture`); inside any other it is a CaptureError.
+        Raises: CapacityError, ArgumentError, PartialError, CaptureError before any wait; DeadlineError and
+        PeerDeadError, which name world ranks.
         """
-        return self._call("all_reduce", x, group, lambda workspace, part: workspace.all_reduce(part))
+        return self._calls.call(Op.ALL_REDUCE, x, group, label, None, _sum)
 
     def all_reduce_add_rms_norm(
         self,
@@ -288,25 +281,30 @@ class Session:
         eps: float,
         group: str | None = None,
         weight_bias: float = 0.0,
+        quant: Quant | None = None,
+        label: str = "",
     ) -> FusedOutput:
-        """Sum x over the group, add the residual, and RMS-normalise each token.
+        """Sum x over the group, add the residual, and RMS-normalise each token; quantise the norm if asked.
 
         residual_out = sum over group of x + residual;   norm_out = residual_out / rms(residual_out) * (bias + weight)
         Shapes: x, residual [tokens, hidden]; weight [hidden]; all of the prepared dtype. Gives fresh tensors. A Partial
-        needs no `group`: it is reduced over exactly what it owes.
+        needs no `group`: it is reduced over exactly what it owes. With `quant` the output's `quant` and `scale` are
+        filled too (shapes and formula: ops/quant.py), and the trace's path ends in "+quant".
         Numerics: fp32 sum in group_rank order + fp32(residual), one rounding (two if prepared so); the norm reads the
-        rounded residual. Residual bits are equal on every member that came with an equal residual.
-        Collective and Raises: as all_reduce.
-        Source: own protocol (kernels_ext/README.md); pinned by tests/runtime/test_session.py.
+        rounded residual, quantisation the rounded norm. Residual bits are equal on every member that came with an equal
+        residual.
+        label, Collective, Capture and Raises: as all_reduce.
+        Source: own protocol (kernels_ext/README.md); pinned by tests/runtime/test_session.py and test_quant.py there.
         """
-        return self._call(
-            "all_reduce_add_rms_norm",
-            x,
-            group,
-            lambda workspace, part: workspace.all_reduce_add_rms_norm(
-                part, residual, weight, eps=eps, weight_bias=weight_bias
-            ),
-        )
+
+        def run(workspace: Workspace, part: torch.Tensor) -> FusedOutput:
+            if quant is not None:
+                check_quant(quant, workspace.request.hidden)
+            out = workspace.all_reduce_add_rms_norm(part, residual, weight, eps=eps, weight_bias=weight_bias)
+            return out if quant is None else FusedOutput(out.norm, out.residual, *quantise(out.norm, quant))
+
+        norm = (residual, weight, eps, weight_bias, quant)
+        return self._calls.call(Op.ALL_REDUCE_ADD_RMS_NORM, x, group, label, norm, run)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, group: str) -> torch.Tensor:
         """An uninitialised tensor that peers read without a copy, from the workspace prepared for its last dimension.
@@ -314,12 +312,12 @@ class Session:
         Local. Raises CapacityError when the workspace's memory is used up; it comes back when the tensor is dropped.
         """
         self._check_open()
-        bound = self._bound(group)
+        bound = self._calls.bound(group)
         hidden = shape[-1] if shape else 0
         prepared = bound.prepared.get((dtype, hidden))
         if prepared is None:
             raise unprepared_error(bound, dtype, hidden)
-        return prepared.workspace.empty(tuple(shape), dtype)
+        return prepared.empty(tuple(shape), dtype)
 
     def broadcast_object(self, value: Any, *, group: str, group_root: int = 0) -> Any:
         """The object of the group's member number `group_root` (its place in the group's list), on every member.
@@ -329,7 +327,7 @@ class Session:
         Source: facts of flashinfer PR 3418 and SGLang PR 21249; pinned by tests/runtime/test_broadcast.py.
         """
         self._enter("broadcast_object")
-        bound = self._bound(group)
+        bound = self._calls.bound(group)
         bound.key.world_rank(group_root)
         with self._watched(bound, "broadcast_object", group_root):
             return bound.channel.broadcast_object(value, group_root=group_root)
@@ -337,21 +335,21 @@ class Session:
     def barrier(self, *, group: str) -> None:
         """Return once every member of the group has come. Collective; over gloo; raises as broadcast_object."""
         self._enter("barrier")
-        bound = self._bound(group)
+        bound = self._calls.bound(group)
         with self._watched(bound, "barrier"):
             bound.channel.barrier()
 
     def gather_object(self, value: Any, *, group: str) -> list[Any]:
         """Every member's JSON-able value, in group_rank order. Collective; over gloo; raises as broadcast_object."""
         self._enter("gather_object")
-        bound = self._bound(group)
+        bound = self._calls.bound(group)
         with self._watched(bound, "gather_object"):
             return bound.channel.gather(value, what="gather_object")
 
     def torch_group(self, kind: str) -> dist.ProcessGroup | None:
         """The torch group of `kind` (gloo on CPU, NCCL on CUDA) for plain torch.distributed calls; None if one rank."""
         self._check_open()
-        return self._bound(kind).channel.data_group
+        return self._calls.bound(kind).channel.data_group
 
     def why(self, kind: str, *, tokens: int | None = None) -> Plan:
         """The plan that this rank's group of `kind` was last prepared with, as it reads for `tokens`. Local.
@@ -359,7 +357,7 @@ class Session:
         Raises ArgumentError if nothing was prepared for the group.
         """
         self._check_open()
-        bound = self._bound(kind)
+        bound = self._calls.bound(kind)
         plan = bound.plan(tokens=tokens)
         if plan is None:
             raise ArgumentError(f"{bound.key}: nothing is prepared; call prepare({kind!r}, ...) on every member first")
@@ -378,15 +376,14 @@ class Session:
         """
         if not self._open:
             return
-        if self._capturing is not None:
+        if foreign_capture(self.device):
             raise CaptureError("close inside a capture; leave the `with s.capture()` block first, on every rank")
         self._open = False
-        self._ready.clear()
         self._drop_captures()
-        self.trace.instant("session_close", note="after a failure" if self._broken else "")
+        self.trace.instant("session_close", note="after a failure" if self._calls.broken else "")
         try:
             for group in self._groups.values():
-                if not self._broken:
+                if not self._calls.broken:
                     group.channel.barrier(what="close")
         finally:
             for group in reversed(self._groups.values()):
@@ -401,7 +398,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._broken = True
+            self._calls.broken = True
             if self._open:
                 for group in self._groups.values():
                     group.channel.leave(error)
@@ -416,57 +413,19 @@ class Session:
             raise ClosedError("this session is closed; open a new one on every rank")
 
     def _enter(self, op: str) -> None:
-        """Before anything collective but the fused calls: the session is open and nothing is being captured."""
+        """Before anything collective but the data calls: the session is open, and nothing is being captured here.
+
+        It comes before any CUDA call that allocates or waits. Own captures, those of other sessions of the process and
+        those of the current stream count.
+        """
         self._check_open()
-        streaming = self.device == "cuda" and torch.cuda.is_current_stream_capturing()
-        if self._capturing is not None or streaming:
+        foreign = foreign_capture(self.device)
+        if foreign:
+            where = "a capture" if self._calls.capturing is not None else foreign
             raise CaptureError(
-                f"{op} on world rank {self.world_rank} while a capture is on; it waits for other ranks or moves "
+                f"{op} on world rank {self.world_rank} while {where} is on; it waits for other ranks or moves "
                 f"memory, so do it before the capture, on every rank"
             )
-
-    def _call(
-        self, op: str, x: torch.Tensor | Partial, group: str | None, run: Callable[[Workspace, torch.Tensor], _Result]
-    ) -> _Result:
-        """Run one data call on the workspace that x belongs to, recorded; a Partial is settled by it."""
-        part, kind = self._whose(x, group)
-        bound, workspace = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
-            kind, part
-        )
-        token = bound.lane.begin(
-            op,
-            shape=part.shape,
-            dtype=DTYPE_NAMES[part.dtype],
-            path=workspace.backend,
-            reduce_op="sum",
-            capture=self._capturing is not None,
-        )
-        try:
-            out = run(workspace, part)
-        except BaseException as e:
-            self._note_failure(bound, token, e)
-            raise
-        bound.lane.end(token)
-        if isinstance(x, Partial):
-            x.settle()
-        return out
-
-    def _whose(self, x: torch.Tensor | Partial, group: str | None) -> tuple[torch.Tensor, str]:
-        """The tensor to reduce and the kind to reduce it over."""
-        if not isinstance(x, Partial):
-            if not isinstance(x, torch.Tensor):
-                raise ArgumentError(f"x is a {type(x).__name__}; allowed: a tensor [tokens, hidden], or a Partial")
-            if group is None:
-                raise ArgumentError("a plain tensor needs group=KIND; only a Partial says itself over what it is owed")
-            return x, group
-        kind = self._owed.get(x.owed)
-        if kind is None:
-            self._owed[x.owed] = kind = product_group(self.group_map, x.owed.kinds, self.world_rank).kind
-        if group is not None and self.group(group).world_ranks != self.group(kind).world_ranks:
-            raise PartialError(
-                f"{x!r} owes a sum over {self.group(kind)}, but group={group!r} is {self.group(group)}; leave group out"
-            )
-        return x.unreduced(), kind
 
     def _meet(self, when: str, capture: Capture, error: BaseException | None) -> list[dict[str, Any]]:
         """What every rank has captured so far, or that it failed. Collective over all ranks; a failure breaks it."""
@@ -482,43 +441,19 @@ class Session:
                 what=f"{when} a capture",
             )
         except WorkbenchError:
-            self._broken = True
+            self._calls.broken = True
             raise
 
     def _drop_captures(self) -> None:
         while self._captures:
             self._captures.pop().close()
 
-    def _bound(self, kind: str) -> BoundGroup:
-        return self._groups[self.group(kind).world_ranks]
-
-    def _find(self, kind: str, x: torch.Tensor) -> tuple[BoundGroup, Workspace]:
-        """The workspace for x in this rank's group of `kind`; remembered, so that a call looks it up once."""
-        self._check_open()
-        bound = self._bound(kind)
-        hidden = x.shape[-1] if x.dim() else 0
-        prepared = bound.prepared.get((x.dtype, hidden))
-        if prepared is None:
-            raise unprepared_error(bound, x.dtype, hidden)
-        workspace = prepared.workspace
-        if self._check:
-            workspace = CheckedWorkspace(workspace, bound.channel)
-        if self._capturing is not None:
-            workspace = CapturingWorkspace(prepared.workspace, self._capturing, self._limits(bound, prepared.workspace))
-        self._ready[kind, x.dtype, hidden] = found = (bound, workspace)
-        return found
-
-    def _limits(self, bound: BoundGroup, workspace: Workspace) -> Limits:
-        """What a captured call must fit, checked when it is captured; a frozen workspace takes any number of tokens."""
-        request = workspace.request
-        return Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=MAX_TOKENS if bound.frozen else request.max_tokens,
-            group=str(bound.key),
-            world_rank=self.world_rank,
-            device=self.device,
-        )
+    def _probe(self) -> Facts:
+        """This rank's facts, found out once. Local; takes seconds on a GPU."""
+        if self._facts is None:
+            self._facts = probe_facts(self.world_rank, device=self.device, settings=self._settings)
+            self.trace.instant("facts", note=str(self._facts))
+        return self._facts
 
     @contextmanager
     def _watched(self, bound: BoundGroup, op: str, group_root: int | None = None) -> Iterator[None]:
@@ -527,19 +462,17 @@ class Session:
         try:
             yield
         except BaseException as e:
-            self._note_failure(bound, token, e)
+            self._calls.note_failure(bound, token, e)
             raise
         bound.lane.end(token)
 
-    def _note_failure(self, bound: BoundGroup, token: Any, error: BaseException) -> None:
-        """Errors that are alike on every member before any wait leave the session usable; others end it."""
-        bound.lane.end(token, error=f"{type(error).__name__}: {error}")
-        if not isinstance(error, HARMLESS):
-            self._broken = True
-
     def _leave_groups(self, made: dict[tuple[int, ...], TorchGroups]) -> None:
         for groups in made.values():
-            if self._broken:
+            if self._calls.broken:
                 groups.abandon()
             else:
                 groups.destroy()
+
+
+def _sum(workspace: Workspace, part: torch.Tensor) -> torch.Tensor:
+    return workspace.all_reduce(part)

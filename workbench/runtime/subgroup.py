@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Request, Workspace
+from workbench.backends.base import Request
+from workbench.fabric import Fabric
+from workbench.ops import Limits
 from workbench.plan import Plan
 from workbench.ranks import GroupKey, GroupMap
 from workbench.runtime.channel import AloneChannel, GlooChannel
 from workbench.runtime.members import Member
+from workbench.runtime.prepared import Prepared
 from workbench.runtime.process_group import TorchGroups
 from workbench.trace import Lane
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A workspace and the plan it came from."""
-
-    workspace: Workspace
-    plan: Plan
 
 
 @dataclass(slots=True)
@@ -33,45 +28,50 @@ class BoundGroup:
     channel: GlooChannel | AloneChannel
     lane: Lane
     prepared: dict[tuple[torch.dtype, int], Prepared] = field(default_factory=dict)
-    refused: dict[tuple[str, Request], str] = field(default_factory=dict)
-    retired: list[Workspace] = field(default_factory=list)
+    refused: dict[Request, dict[str, str]] = field(default_factory=dict)
+    retired: list[Prepared] = field(default_factory=list)
+    fabric: Fabric | None = None
     frozen: bool = False
     captured: bool = False
 
     def plan(self, *, tokens: int | None = None) -> Plan | None:
-        """The plan prepared last; with `tokens` above its capacity, as it reads for that size. None if unprepared."""
-        if not self.prepared:
-            return None
-        plan = next(reversed(self.prepared.values())).plan
-        if tokens is not None and tokens > plan.capacity_tokens and self.frozen and plan.fallback:
-            reason = f"{tokens} tokens exceed the {plan.capacity_tokens} of the frozen workspace"
-            return replace(plan, choice=plan.fallback.partition(" over ")[0], reason=reason, fallback="")
-        if tokens is not None and tokens > plan.capacity_tokens:
-            return replace(plan, choice="none", reason=f"{tokens} tokens exceed the {plan.capacity_tokens} prepared")
-        return plan
+        """The plan of what was prepared last, as it reads for so many tokens. None if unprepared."""
+        return next(reversed(self.prepared.values())).plan(tokens) if self.prepared else None
 
     def check(self) -> None:
-        """Raise what a kernel reported. Local: paths that wait on the host have nothing to report later."""
+        """Raise what a kernel reported. Local."""
         for prepared in self.prepared.values():
-            look = getattr(prepared.workspace, "check", None)
-            if look is not None:
-                look()
+            prepared.check()
 
-    def put(self, request: Request, prepared: Prepared) -> None:
-        """Take `prepared` into use. The workspace it replaces is closed; if a capture may hold it, only at the end."""
-        old = self.prepared.pop((request.dtype, request.hidden), None)
-        self.prepared[request.dtype, request.hidden] = prepared
+    def put(self, prepared: Prepared) -> None:
+        """Take `prepared` into use. What it replaces is closed; if a capture may hold it, only at the end."""
+        key = (prepared.request.dtype, prepared.request.hidden)
+        old = self.prepared.pop(key, None)
+        self.prepared[key] = prepared
         if old is not None and self.captured:
-            self.retired.append(old.workspace)
+            self.retired.append(old)
         elif old is not None:
-            old.workspace.close()
+            old.close()
 
     def close(self) -> None:
         """Close the workspaces, newest first. Local."""
         while self.prepared:
-            self.prepared.popitem()[1].workspace.close()
+            self.prepared.popitem()[1].close()
         while self.retired:
             self.retired.pop().close()
+
+
+def limits_of(group: BoundGroup, request: Request, max_tokens: int | None = None) -> Limits:
+    """What a call must fit that `request` was prepared for; of any other number of tokens, if one is given."""
+    return Limits(
+        hidden=request.hidden,
+        dtype=request.dtype,
+        max_tokens=request.max_tokens if max_tokens is None else max_tokens,
+        group=str(group.key),
+        world_rank=group.channel.world_rank,
+        device=group.channel.device,
+        ops=request.ops,
+    )
 
 
 def bind_group(
