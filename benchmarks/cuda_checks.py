@@ -1,279 +1,162 @@
-"""Our CUDA kernels called directly, and checks of what they give: references, hostile data, replays, a missing rank."""
+"""Checks of our CUDA kernels on real GPUs, one process a GPU: every path, hostile data, delays, missing ranks, memory.
+
+  torchrun --nproc-per-node 2 benchmarks/cuda_checks.py [--lib FILE] [--steps check,virtual,...] [--limit-s 240]
+
+Steps: `check` real ranks against a reference, by both algorithms and both kinds of shared memory; `virtual` 2 to 16
+ranks on one device; `two` two groups at one time on two streams; `missing` a rank that stays away; `memory` the
+workbench's own binding, what it allocates and gives back, who is named; `speed` whether the kinds of memory differ;
+`memcheck` virtual ranks under compute-sanitizer; `soak` replays of a graph of mixed calls while ranks come late, as
+long as --soak-s allows. Nothing of it uses NVLink multicast. The last line is OK or WRONG, the exit status 0 or 1.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
+import datetime
 import itertools
+import os
 import random
+import shutil
+import statistics
+import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from cuda_kernels import (
+    EPS,
+    TOLERANCE,
+    Checks,
+    Ours,
+    abi,
+    check_call,
+    data,
+    norm_error,
+    outputs,
+)
 
-HERE = Path(__file__).resolve().parent
-EPS = 1e-6
-DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+__all__ = ["EPS", "TOLERANCE", "Checks", "Ours", "abi", "check_call", "norm_error", "outputs"]
+ROOT = Path(__file__).resolve().parent.parent
 
-
-def load_file(name: str, path: Path):
-    """A module from its file, so that the package around it need not be importable."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-abi = load_file("custom_abi", HERE.parent / "workbench" / "backends" / "custom_abi.py")
-
-
-# ---- our kernels, called directly
-
-
-class Ours:
-    """One workspace. Real ranks: one process a rank, gather exchanges handles. Virtual ranks: gather is None."""
-
-    def __init__(self, kernels, *, ranks, rank, hidden, dtype, capacity=1024, gather=None, timeout_s=5.0):
-        self.kernels, self.ranks, self.rank, self.hidden, self.dtype = kernels, ranks, rank, hidden, dtype
-        self.gather, self.virtual, device = gather, gather is None, torch.cuda.current_device()
-        own = {"ranks": ranks, "capacity": capacity, "hidden": hidden, "dtype": DTYPES[dtype]}
-        self.memory = [abi.OwnMemory(kernels, device, **own) for _ in range(ranks if self.virtual else 1)]
-        slots = [m.slots for m in self.memory] if self.virtual else abi.exchange_ipc(self.memory[0], rank, gather)
-        self.opened = [] if self.virtual else [s for r, s in enumerate(slots) if r != rank]
-        self.base = call = abi.Call(
-            dtype=DTYPES[dtype], ranks=ranks, first_rank=0 if self.virtual else rank, hidden=hidden
-        )
-        call.virtual_ranks, call.capacity, call.timeout_ns, call.pdl = (
-            ranks if self.virtual else 0,
-            capacity,
-            int(timeout_s * 1e9),
-            1,
-        )
-        call.eps = EPS
-        for r, s in enumerate(slots):
-            call.slots[r] = s
-        for i, m in enumerate(self.memory):
-            m.fill(call.rank[i])
-        self.resident: dict[tuple, int] = {}
-
-    def prepare(self, choice, op=abi.ADD_NORM):
-        """A Call with this choice, its lanes limited to what is resident on every rank."""
-        call = abi.Call.from_buffer_copy(self.base)
-        call.op, call.cluster, call.trigger = op, choice.cluster, choice.trigger
-        key = (op, choice.cluster)
-        if (
-            key not in self.resident
-        ):  # collective: two devices of one model can differ, by the multiprocessors they had to disable
-            mine = self.kernels.resident_lanes(call)
-            self.resident[key] = min(self.gather(mine)) if self.gather else mine
-        most = self.resident[key]
-        call.max_lanes = min(choice.max_lanes or most, most)
-        return call
-
-    def fused(self, choice, xs, residuals, weight, outs, *, weight_bias=0.0, round_twice=False, pdl=True, only=None):
-        """Lists of a tensor for each (virtual) rank; outs: (norm, sum). only: launch the first `only` virtual ranks."""
-        call = self.prepare(choice)
-        call.tokens, call.weight, call.weight_bias = xs[0].shape[0], weight.data_ptr(), weight_bias
-        call.round_twice, call.pdl = int(round_twice), int(pdl)
-        for i, (x, residual, (norm, total)) in enumerate(zip(xs, residuals, outs, strict=True)):
-            k = call.rank[i]
-            k.x, k.residual, k.norm, k.sum = x.data_ptr(), residual.data_ptr(), norm.data_ptr(), total.data_ptr()
-        if only:
-            call.virtual_ranks = only
-        self.kernels.push(call, torch.cuda.current_stream().cuda_stream)
-
-    def reduce(self, choice, xs, outs, pdl=True):
-        call = self.prepare(choice, abi.ALL_REDUCE)
-        call.tokens, call.pdl = xs[0].shape[0], int(pdl)
-        for i, (x, total) in enumerate(zip(xs, outs, strict=True)):
-            call.rank[i].x, call.rank[i].sum = x.data_ptr(), total.data_ptr()
-        self.kernels.push(call, torch.cuda.current_stream().cuda_stream)
-
-    def reports(self):
-        return [m.report for m in self.memory if m.report.valid]
-
-    def free(self, meet=lambda: None):
-        torch.cuda.synchronize()
-        meet()
-        for s in self.opened:
-            self.kernels.close(torch.cuda.current_device(), s)
-        meet()
-        for m in self.memory:
-            m.free()
-
-
-# ---- reference
-
-
-def reference(parts, residual, weight, weight_bias=0.0, round_twice=False):
-    """(sum + residual rounded once, exactly as fp32 in rank order gives it; norm in fp64 from that sum)."""
-    total = parts[0].float()
-    for p in parts[1:]:
-        total = total + p.float()
-    if round_twice:
-        total = total.to(parts[0].dtype).float()
-    if residual is None:
-        return total.to(parts[0].dtype), None
-    total = (total + residual.float()).to(parts[0].dtype)
-    wide = total.double()
-    norm = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * (weight_bias + weight.double())
-    return total, norm
-
-
-def same_bits(a, b):
-    """Equal bit for bit, where any NaN equals any NaN."""
-    ints = {2: torch.int16, 4: torch.int32}[a.element_size()]
-    return bool(((a.view(ints) == b.view(ints)) | (a.isnan() & b.isnan())).all())
-
-
-def norm_error(norm, want):
-    """Worst difference over |want| plus the row's mean size; NaN where exactly one is NaN. Not finite: only where."""
-    got = norm.double()
-    fine = want.isfinite().all(-1)
-    if bool((got.isnan() != want.isnan()).any()):
-        return float("nan")
-    got, want = got[fine], want[fine]
-    if not got.numel():
-        return 0.0
-    return float(((got - want).abs() / (want.abs() + 1e-3 * want.abs().mean(-1, keepdim=True) + 1e-30)).max())
-
-
-# one rounding of the result (half a unit of the last place) plus fp32 arithmetic before it
-TOLERANCE = {torch.bfloat16: 2**-8 * 1.01, torch.float16: 2**-11 * 1.05, torch.float32: 4e-6}
-
-
-def data(kind, ranks, tokens, hidden, dtype, seed):
-    """Every rank's x and the common residual, from one seed."""
-    gen = torch.Generator(device="cuda").manual_seed(seed)
-    shape = (tokens, hidden)
-    if kind == "integers":
-        made = [torch.randint(-8, 9, shape, device="cuda", generator=gen).to(dtype) for _ in range(ranks + 1)]
-    elif kind == "normal":
-        made = [torch.randn(shape, device="cuda", generator=gen).to(dtype) for _ in range(ranks + 1)]
-    else:  # every bit pattern, and whole words of ones, which is what a slot that waits holds
-        ints, bits = {2: (torch.int16, 16), 4: (torch.int32, 32)}[dtype.itemsize]
-        top = 1 << (bits - 1)
-        made = [torch.randint(-top, top, shape, device="cuda", generator=gen).to(ints) for _ in range(ranks + 1)]
-        for m in made:
-            flat = m.view(-1)
-            flat[: min(64, flat.numel())] = -1
-            flat[-8:] = torch.tensor([-top, 0, 1, -top + 1, -1, -1, -1, -1], device="cuda").to(
-                ints
-            )  # -0.0, subnormals, holes
-        made = [m.view(dtype) for m in made]
-    return made[:ranks], made[ranks]
-
-
-class Checks:
-    """Counts and names what went wrong; a step that checked nothing fails."""
-
-    def __init__(self):
-        self.done, self.wrong = 0, []
-
-    def that(self, fine, what):
-        self.done += 1
-        if not fine:
-            self.wrong.append(what)
-            print("WRONG", what, flush=True)
-
-
-def outputs(tokens, hidden, dtype):
-    """Poisoned (norm, sum)."""
-    return tuple(torch.full((tokens, hidden), 123.0, dtype=dtype, device="cuda") for _ in range(2))
-
-
-def check_call(
-    checks, ours, choice, kind, tokens, seed, *, what, weight_bias=0.0, round_twice=False, reduce=False, inplace=False
-):
-    """One call on fresh data against the reference, every (virtual) rank that lives in this process."""
-    parts, residual = data(kind, ours.ranks, tokens, ours.hidden, ours.dtype, seed)
-    weight = torch.randn(ours.hidden, device="cuda", generator=torch.Generator(device="cuda").manual_seed(seed)).to(
-        ours.dtype
-    )
-    mine = range(ours.ranks) if ours.virtual else [ours.rank]
-    total, norm = reference(parts, None if reduce else residual, weight, weight_bias, round_twice)
-    outs = [outputs(tokens, ours.hidden, ours.dtype) for _ in mine]
-    residuals = [residual.clone() for _ in mine]
-    if inplace:
-        outs = [(n, r) for (n, _), r in zip(outs, residuals, strict=True)]
-    if reduce:
-        ours.reduce(choice, [parts[r] for r in mine], [o[1] for o in outs])
-    else:
-        ours.fused(
-            choice, [parts[r] for r in mine], residuals, weight, outs, weight_bias=weight_bias, round_twice=round_twice
-        )
-    torch.cuda.synchronize()
-    for r, (got, got_sum) in zip(mine, outs, strict=True):
-        checks.that(same_bits(got_sum, total), f"{what} {kind} T={tokens} {choice}: sum of rank {r}")
-        if not reduce and kind != "bits":  # there sums of squares overflow fp32 but not fp64
-            error = norm_error(got, norm)
-            checks.that(
-                error <= TOLERANCE[ours.dtype],
-                f"{what} {kind} T={tokens} {choice}: norm of rank {r} off by {error:.2e}",
-            )
-    checks.that(not ours.reports(), f"{what}: a kernel gave up")
-
-
+TWO = abi.TWO_SHOT_PUSH
 CHOICES = [
     abi.Choice(7),
     abi.Choice(2),
     abi.Choice(3, max_lanes=64),
     abi.Choice(4, trigger=2),
     abi.Choice(8, trigger=0),
+    abi.Choice(4, algorithm=TWO),
+    abi.Choice(7, max_lanes=5, trigger=2, algorithm=TWO),
 ]
+VIRTUAL_CHOICES = (abi.Choice(7), abi.Choice(2, algorithm=TWO), abi.Choice(2), abi.Choice(4, algorithm=TWO))
+HIDDENS = {
+    torch.bfloat16: (7168, 4096, 2880, 7176, 8, 16384),
+    torch.float16: (7168, 5120),
+    torch.float32: (4096, 2880),
+}
 
 
 def step_check(run):
-    """Real ranks: dtypes, hidden sizes; tokens and choices mixed on one workspace; every bit pattern; late ranks."""
+    """Real ranks: dtypes, hidden sizes; tokens, choices and algorithms mixed on one workspace; every bit pattern."""
     checks, seed = Checks(), itertools.count(1)
-    hiddens = {
-        torch.bfloat16: (7168, 4096, 2880, 7176, 8, 16384),
-        torch.float16: (7168, 5120),
-        torch.float32: (4096, 2880),
-    }
-    for dtype, sizes in hiddens.items():
-        for hidden in sizes:
-            ours = run.workspace(hidden, dtype)
+    for share, sizes in ((abi.FD, HIDDENS), (abi.IPC, {torch.bfloat16: (7168,), torch.float32: (2880,)})):
+        for dtype, hidden in ((d, h) for d, hs in sizes.items() for h in hs):
+            ours = run.workspace(hidden, dtype, share=share)
+            call = partial(check_call, checks, ours)
+            name = f"{dtype} {hidden} share {share}"
             for tokens in (1, 300, 2, 0, 129, 5, 700, 3, 64, 1):
                 for choice in CHOICES:
                     if hidden // (4 if dtype == torch.float32 else 8) > 1024 * choice.cluster:
                         continue
                     for kind in ("normal", "bits") if tokens else ("normal",):
-                        check_call(checks, ours, choice, kind, tokens, next(seed), what=f"{dtype} {hidden}")
-                check_call(
-                    checks, ours, choice, "integers", tokens, next(seed), what=f"{dtype} {hidden} reduce", reduce=True
-                )
-                check_call(
-                    checks, ours, choice, "normal", tokens, next(seed), what=f"{dtype} {hidden} twice", round_twice=True
-                )
-                check_call(
-                    checks,
-                    ours,
-                    choice,
-                    "normal",
-                    tokens,
-                    next(seed),
-                    what=f"{dtype} {hidden} bias",
-                    weight_bias=1.0,
-                    inplace=True,
-                )
+                        call(choice, kind, tokens, next(seed), what=name)
+                for choice in (CHOICES[4], CHOICES[6]):
+                    call(choice, "integers", tokens, next(seed), what=f"{name} reduce", reduce=True)
+                    call(choice, "normal", tokens, next(seed), what=f"{name} twice", round_twice=True)
+                    call(choice, "normal", tokens, next(seed), what=f"{name} bias", weight_bias=1.0, inplace=True)
             ours.free(run.meet)
-    replays(run, checks)
-    missing(run, checks)
     return checks
 
 
-def replays(run, checks):
-    """A graph of calls of alternating sizes whose data change on every replay; at random a rank comes late."""
-    hidden, device, rounds = 7168, "cuda", run.args.replays
+def step_virtual(run):
+    """2..16 ranks of one process on one device, each rank's bits equal; a rank that never comes is named."""
+    checks, seed = Checks(), itertools.count(1000)
+    for ranks in (16, 8, 6, 4, 3, 2)[run.rank :: run.ranks]:  # each real rank plays some of them on its own device
+        for dtype, hidden in ((torch.bfloat16, 7168), (torch.float16, 2880), (torch.float32, 4096)):
+            ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=hidden, dtype=dtype, capacity=64)
+            for tokens in (1, 9, 2, 33, 5, 0, 16, 64, 3):
+                for choice in (
+                    abi.Choice(7),
+                    abi.Choice(2, algorithm=TWO),
+                    abi.Choice(2),
+                    abi.Choice(4, algorithm=TWO),
+                ):
+                    call = partial(check_call, checks, ours, choice, what=f"virtual {ranks} {dtype}")
+                    if tokens:
+                        call("bits", tokens, next(seed))
+                    call("normal", tokens, next(seed), round_twice=bool(tokens % 2), inplace=tokens > 9)
+                    call("integers", tokens, next(seed), reduce=True)
+            ours.free()
+        for choice in (abi.Choice(4), abi.Choice(4, algorithm=TWO)):
+            absent_virtual(run, checks, ranks, choice)
+    return checks
+
+
+def absent_virtual(run, checks, ranks, choice):
+    """The last rank never comes: every other one reports it, once."""
+    tokens, hidden = 2 * ranks, 2880
+    ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=hidden, dtype=torch.bfloat16, capacity=64, timeout_s=0.02)
+    parts, residual = data("normal", ranks, tokens, hidden, torch.bfloat16, 3)
+    outs = [outputs(tokens, hidden, torch.bfloat16) for _ in range(ranks)]
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
+    ours.fused(choice, parts, [residual] * ranks, weight, outs, only=ranks - 1)
+    torch.cuda.synchronize()
+    got = [(r.rank, r.peer) for r in ours.reports()]
+    checks.that(got == [(r, ranks - 1) for r in range(ranks - 1)], f"virtual {ranks} {choice}: reports {got}")
+    ours.free()
+
+
+def step_missing(run):
+    """Rank 1 stays away: rank 0's kernel ends at its bound and names it, later calls leave at once, the GPU works."""
+    checks = Checks()
+    for choice in (abi.Choice(2), abi.Choice(2, algorithm=TWO)):
+        ours = run.workspace(7168, torch.bfloat16, timeout_s=0.05)
+        for before in (abi.Choice(7), choice):
+            check_call(checks, ours, before, "normal", 300, 5, what="before")
+        if run.rank == 0:
+            for tokens in (2, 300):
+                parts, residual = data("normal", run.ranks, tokens, 7168, torch.bfloat16, 1)
+                weight = torch.ones(7168, dtype=torch.bfloat16, device="cuda")
+                outs = outputs(tokens, 7168, torch.bfloat16)
+                start = time.monotonic()
+                ours.fused(choice, [parts[0]], [residual], weight, [outs])
+                torch.cuda.synchronize()
+                took = time.monotonic() - start
+                checks.that(took < (2.0 if tokens == 2 else 0.04), f"missing: {tokens} tokens took {took:.3f} s")
+            reports = [(r.rank, r.peer, r.op, r.expected - r.seen) for r in ours.reports()]
+            checks.that(reports == [(0, 1, 2, 1)], f"missing: {reports}")
+            a = torch.ones(512, 512, device="cuda")
+            checks.that(float((a @ a)[0, 0]) == 512.0, "missing: GPU unusable afterwards")
+        run.meet()
+        ours.free(run.meet)
+    return checks
+
+
+def replays(run, checks, rounds, seconds):
+    """A graph of calls of alternating sizes and algorithms whose data change on every replay; ranks come late."""
+    hidden, device = 7168, "cuda"
     ours = run.workspace(hidden, torch.bfloat16)
     plan = [
         (1, abi.Choice(7)),
         (300, abi.Choice(2)),
-        (3, abi.Choice(7)),
+        (3, abi.Choice(7, algorithm=TWO)),
         (64, abi.Choice(2)),
         (2, abi.Choice(4)),
+        (161, abi.Choice(4, algorithm=TWO)),
         (160, abi.Choice(2, max_lanes=64)),
     ]
     counter = torch.zeros((), dtype=torch.int64, device=device)
@@ -281,12 +164,12 @@ def replays(run, checks):
     weight = torch.ones(hidden, device=device, dtype=torch.bfloat16)
     cases = []
     for tokens, choice in plan:
-        index = torch.arange(tokens * hidden, device=device).view(tokens, hidden)
+        index = torch.arange(tokens * hidden, device=device, dtype=torch.int32).view(tokens, hidden) % 17
         x, residual = (torch.empty(tokens, hidden, dtype=torch.bfloat16, device=device) for _ in range(2))
         cases.append((index, x, residual, choice, outputs(tokens, hidden, torch.bfloat16)))
 
     def value(index, r):
-        return ((index + counter * (2 * r + 3)) % 17 - 8).to(torch.bfloat16)
+        return ((index + (counter * (2 * r + 3)) % 17) % 17 - 8).to(torch.bfloat16)
 
     def body():
         counter.add_(1)
@@ -305,80 +188,282 @@ def replays(run, checks):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         body()
-    dice = random.Random(7 + run.rank)
-    for i in range(rounds):
-        if dice.random() < 0.02:
-            run.kernels.delay(dice.randrange(1000, 60000), torch.cuda.current_stream().cuda_stream)
-        graph.replay()
-        if i % 500 == 499:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    checks.that(int(counter) == rounds + 1, f"replays: {int(counter)} rounds")
-    checks.that(int(bad) == 0, f"replays: {int(bad)} wrong elements in {rounds} replays")
+    dice, done, start = random.Random(7 + run.rank), 0, time.monotonic()
+    while done < rounds and max(run.gather(time.monotonic() - start)) < seconds:
+        for _ in range(500):
+            if dice.random() < 0.02:
+                most = 3_000_000 if dice.random() < 0.05 else 60_000
+                run.kernels.delay(dice.randrange(1000, most), torch.cuda.current_stream().cuda_stream)
+            graph.replay()
+        torch.cuda.synchronize()
+        done += 500
+    run.say(f"  {done} replays of {len(plan)} calls, one rank late in 2 % of them, in {time.monotonic() - start:.0f} s")
+    checks.that(int(counter) == done + 1, f"replays: {int(counter)} rounds")
+    checks.that(int(bad) == 0, f"replays: {int(bad)} wrong elements in {done} replays")
     checks.that(not ours.reports(), "replays: a kernel gave up")
     ours.free(run.meet)
 
 
-def missing(run, checks):
-    """Rank 1 stays away: rank 0's kernel ends at its bound and names it, later calls leave at once, the GPU works."""
-    ours = run.workspace(7168, torch.bfloat16, timeout_s=0.05)
-    for choice in (abi.Choice(7), abi.Choice(2)):
-        check_call(checks, ours, choice, "normal", 300, 5, what="before")
-    if run.rank == 0:
-        for tokens in (1, 300):
-            parts, residual = data("normal", run.ranks, tokens, 7168, torch.bfloat16, 1)
-            weight, outs = torch.ones(7168, dtype=torch.bfloat16, device="cuda"), outputs(tokens, 7168, torch.bfloat16)
-            start = time.monotonic()
-            ours.fused(abi.Choice(2), [parts[0]], [residual], weight, [outs])
-            torch.cuda.synchronize()
-            took = time.monotonic() - start
-            checks.that(took < (2.0 if tokens == 1 else 0.04), f"missing: {tokens} tokens took {took:.3f} s")
-        reports = ours.reports()
-        checks.that(
-            len(reports) == 1 and reports[0].peer == 1 and reports[0].rank == 0 and reports[0].op == 2,
-            f"missing: {len(reports)} reports",
-        )
-        checks.that(bool(reports) and reports[0].expected == reports[0].seen + 1, "missing: epochs")
-        a = torch.ones(512, 512, device="cuda")
-        checks.that(float((a @ a)[0, 0]) == 512.0, "missing: GPU unusable afterwards")
-    run.meet()
-    ours.free(run.meet)
-
-
-def step_virtual(run):
-    """3..16 ranks of one process on one device, each rank's bits equal; a rank that never comes is named."""
-    checks, seed = Checks(), itertools.count(1000)
-    if run.rank == 0:
-        for ranks in (2, 3, 4, 6, 8, 16):
-            for dtype, hidden in ((torch.bfloat16, 7168), (torch.float16, 2880), (torch.float32, 4096)):
-                ours = Ours(run.kernels, ranks=ranks, rank=0, hidden=hidden, dtype=dtype, capacity=64)
-                for tokens in (1, 9, 2, 33, 5, 0, 16, 3):
-                    for choice in (abi.Choice(7), abi.Choice(2), abi.Choice(4)):
-                        if tokens:
-                            check_call(
-                                checks, ours, choice, "bits", tokens, next(seed), what=f"virtual {ranks} {dtype}"
-                            )
-                        check_call(checks, ours, choice, "normal", tokens, next(seed), what=f"virtual {ranks} {dtype}")
-                    check_call(
-                        checks,
-                        ours,
-                        choice,
-                        "integers",
-                        tokens,
-                        next(seed),
-                        what=f"virtual {ranks} reduce",
-                        reduce=True,
-                    )
-                ours.free()
-            ours = Ours(
-                run.kernels, ranks=ranks, rank=0, hidden=2880, dtype=torch.bfloat16, capacity=64, timeout_s=0.02
-            )
-            parts, residual = data("normal", ranks, 4, 2880, torch.bfloat16, 3)
-            outs = [outputs(4, 2880, torch.bfloat16) for _ in range(ranks)]
-            weight = torch.ones(2880, dtype=torch.bfloat16, device="cuda")
-            ours.fused(abi.Choice(4), parts, [residual] * ranks, weight, outs, only=ranks - 1)
-            torch.cuda.synchronize()
-            got = [(r.rank, r.peer) for r in ours.reports()]
-            checks.that(got == [(r, ranks - 1) for r in range(ranks - 1)], f"virtual {ranks}: reports {got}")
-            ours.free()
+def step_soak(run):
+    """Up to --replays graph replays, as long as --soak-s allows."""
+    checks = Checks()
+    replays(run, checks, run.args.replays, run.args.soak_s)
     return checks
+
+
+def channel_of(run, timeout_s=20.0, kind="tp"):
+    """What custom.bind needs of a group: this program's ranks."""
+    from workbench.ranks import GroupKey
+
+    class Channel:
+        key = GroupKey(kind, tuple(range(run.ranks)))
+        world_rank, torch_group = run.rank, run.gloo
+
+        def gather(self, value):
+            return run.gather(value)
+
+    channel = Channel()
+    channel.timeout_s = timeout_s
+    return channel
+
+
+def request_of(max_tokens, hidden=7168):
+    from workbench.backends.base import Request
+    from workbench.ops import ALL, Rounding
+
+    return Request(hidden=hidden, dtype=torch.bfloat16, max_tokens=max_tokens, ops=ALL, rounding=Rounding.ONCE)
+
+
+def step_two(run):
+    """Two groups at one time on two streams, launched in opposite order on the ranks, in large calls."""
+    from workbench.backends import custom
+
+    checks, hidden, tokens = Checks(), 7168, 2000
+    bound = [custom.bind(channel_of(run, kind=k), request_of(tokens), concurrent_groups=2) for k in ("tp", "ep")]
+    streams = [torch.cuda.Stream() for _ in bound]
+    bad = torch.zeros((), dtype=torch.int64, device="cuda")
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
+    cases = []
+    for i, _ in enumerate(bound):
+        parts, residual = data("integers", run.ranks, tokens, hidden, torch.bfloat16, 50 + i)
+        cases.append((parts[run.rank], residual, sum(p.float() for p in parts).add(residual.float()).bfloat16()))
+    torch.cuda.synchronize()
+    run.meet()
+    rounds = 300
+    for i in range(rounds):
+        for g in (0, 1) if (i + run.rank) % 2 else (1, 0):
+            x, residual, want = cases[g]
+            with torch.cuda.stream(streams[g]):
+                out = bound[g].all_reduce_add_rms_norm(x, residual, weight, eps=EPS, weight_bias=0.0)
+                bad.add_((out.residual != want).sum())
+        if i % 50 == 49:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    checks.that(int(bad) == 0, f"two groups: {int(bad)} wrong elements in {rounds} rounds")
+    for workspace in bound:
+        checks.that(not workspace.broken, f"two groups: {workspace.broken}")
+        workspace.close()
+    run.meet()
+    return checks
+
+
+def step_memory(run):
+    """The workbench's binding: which memory, given back at close, IPC where FD is refused, a missing rank by name."""
+    from workbench.backends import custom, custom_memory
+    from workbench.errors import ClosedError, DeadlineError
+
+    checks, request = Checks(), request_of(512)
+    x, residual = (torch.ones(4, 7168, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    weight = torch.ones(7168, dtype=torch.bfloat16, device="cuda")
+
+    def use(workspace, name):
+        out = workspace.all_reduce_add_rms_norm(x, residual, weight, eps=EPS, weight_bias=0.0)
+        checks.that(bool((out.residual == run.ranks + 1).all()), f"memory: sum over {name}")
+        torch.cuda.synchronize()
+
+    free = []
+    for _ in range(4):  # the first one also loads what stays loaded
+        workspace = custom.bind(channel_of(run), request)
+        checks.that(workspace.memory_kind == "fd", f"memory: shared by {workspace.memory_kind}")
+        use(workspace, "fd")
+        workspace.close()
+        run.meet()
+        free.append(torch.cuda.mem_get_info()[0])
+    checks.that(len(set(free[1:])) == 1, f"memory: free bytes after each close {free}")
+
+    class Refused(abi.OwnMemory):
+        def __init__(self, *args, **more):
+            if more["share"] == abi.FD and run.rank == run.ranks - 1:
+                raise custom_memory.abi.KernelError("refused by this check")
+            super().__init__(*args, **more)
+
+    kept, custom_memory.abi.OwnMemory = custom_memory.abi.OwnMemory, Refused
+    try:
+        workspace = custom.bind(channel_of(run), request)
+    finally:
+        custom_memory.abi.OwnMemory = kept
+    checks.that(workspace.memory_kind == "ipc", f"memory: shared by {workspace.memory_kind} where fd is refused")
+    use(workspace, "ipc")
+    workspace.close()
+    run.meet()
+
+    workspace = custom.bind(channel_of(run, timeout_s=0.3), request)
+    if run.rank == 0:
+        workspace.all_reduce(x)
+        torch.cuda.synchronize()
+        for kind in (DeadlineError, ClosedError):
+            try:
+                workspace.all_reduce(x)
+                checks.that(False, "memory: a missing rank was not noticed")
+            except (DeadlineError, ClosedError) as e:
+                checks.that(type(e) is kind and "world rank 1" in str(e), f"memory: {e!r}")
+                if kind is DeadlineError:
+                    checks.that(e.missing == (1,), f"memory: {e!r}")
+                    run.say(f"  {e}")
+    run.meet()
+    workspace.close()
+    workspace = custom.bind(channel_of(run), request)
+    use(workspace, "a workspace bound after a failure")
+    workspace.close()
+    run.meet()
+    return checks
+
+
+def step_speed(run):
+    """us a call over each kind of shared memory: graphs of 20 calls, rounds in turns, slower rank. Asserts no time."""
+    checks, hidden, reps = Checks(), 7168, 20
+    kinds = {name: run.workspace(hidden, torch.bfloat16, capacity=4096, share=s) for s, name in ((1, "fd"), (0, "ipc"))}
+    for tokens in (1, 512, 4096):
+        (x, *_), residual = data("normal", run.ranks, tokens, hidden, torch.bfloat16, 1 + run.rank)
+        weight = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
+        outs, graphs = outputs(tokens, hidden, torch.bfloat16), {}
+        for name, ours in kinds.items():
+            call = partial(ours.fused, abi.choose(tokens, hidden, 2), [x], [residual], weight, [outs])
+            call()
+            torch.cuda.synchronize()
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name]):
+                for _ in range(reps):
+                    call()
+        times = {name: [] for name in kinds}
+        for _ in range(15):
+            for name, graph in graphs.items():
+                run.meet()
+                graph.replay()
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times[name].append(begin.elapsed_time(end) * 1e3 / reps)
+        found = {name: round(max(run.gather(statistics.median(t))), 2) for name, t in times.items()}
+        run.say(f"  {tokens} tokens, us: {found}")
+        checks.that(not any(ours.reports() for ours in kinds.values()), "speed: a kernel gave up")
+    for ours in kinds.values():
+        ours.free(run.meet)
+    return checks
+
+
+def step_memcheck(run):
+    """Virtual ranks under compute-sanitizer's memcheck, by rank 0."""
+    checks = Checks()
+    if run.rank == 0:
+        tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+        program = [sys.executable, "tests/kernels_cuda/virtual_small.py", run.kernels.path, "--short"]
+        line = [tool, "--tool", "memcheck", "--error-exitcode", "9", *program]
+        try:
+            done = subprocess.run(
+                line, cwd=ROOT, capture_output=True, text=True, timeout=run.args.memcheck_s, check=False
+            )
+            told = (done.stdout + done.stderr).strip().splitlines()[-6:]
+            fine = done.returncode == 0 and "0 errors" in done.stdout + done.stderr
+        except (OSError, subprocess.TimeoutExpired) as e:
+            told, fine = [str(e)], False
+        run.say("  " + "\n  ".join(told))
+        checks.that(fine, f"memcheck: {told}")
+    run.meet()
+    return checks
+
+
+STEPS = {
+    "check": step_check,
+    "virtual": step_virtual,
+    "two": step_two,
+    "missing": step_missing,
+    "memory": step_memory,
+    "speed": step_speed,
+    "memcheck": step_memcheck,
+    "soak": step_soak,
+}
+
+
+class Run:
+    """This process among the ranks: settings, groups, the library."""
+
+    def __init__(self, args, rank):
+        torch.cuda.set_device(rank)
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=150))
+        self.args, self.rank, self.ranks, self.gloo = args, dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+        self.kernels = abi.Kernels(args.lib or self.build())
+
+    def build(self):
+        sys.path.insert(0, str(ROOT))
+        from workbench.backends.custom_build import build_cuda
+
+        return build_cuda("{}{}a".format(*torch.cuda.get_device_capability()))
+
+    def say(self, *words):
+        if self.rank == 0:
+            print(*words, flush=True)
+
+    def gather(self, value):
+        every = [None] * self.ranks
+        dist.all_gather_object(every, value, group=self.gloo)
+        return every
+
+    def meet(self):
+        torch.cuda.synchronize()
+        dist.barrier(group=self.gloo)
+
+    def workspace(self, hidden, dtype, **more):
+        return Ours(
+            self.kernels, ranks=self.ranks, rank=self.rank, hidden=hidden, dtype=dtype, gather=self.gather, **more
+        )
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--lib", help="compiled kernels; default: the package's cache, compiled if they are not there")
+    p.add_argument("--steps", default=",".join(STEPS))
+    p.add_argument("--replays", type=int, default=100_000)
+    p.add_argument("--soak-s", type=float, default=45)
+    p.add_argument("--memcheck-s", type=float, default=60)
+    p.add_argument("--limit-s", type=float, default=240, help="of the whole program; what has not run by then is WRONG")
+    args = p.parse_args()
+    rank, begun = int(os.environ["RANK"]), time.monotonic()
+
+    def expire():
+        print(f"rank {rank}: WRONG: stopped by --limit-s", flush=True)
+        os._exit(124)
+
+    dog = threading.Timer(args.limit_s, expire)
+    dog.daemon = True
+    dog.start()
+    run, wrong = Run(args, rank), []
+    for step in args.steps.split(","):
+        start = time.monotonic()
+        checks = STEPS[step](run)
+        every = run.gather((checks.done, checks.wrong))
+        failed = [w for _, ws in every for w in ws] + ([] if sum(d for d, _ in every) else ["checked nothing"])
+        wrong += [f"{step}: {w}" for w in failed]
+        run.say(f"{step}: {sum(d for d, _ in every)} checks, {len(failed)} wrong, {time.monotonic() - start:.1f} s")
+    for w in wrong[:20]:
+        run.say("WRONG", w)
+    where = f"{run.ranks} x {torch.cuda.get_device_name()}"
+    run.say(f"{'WRONG' if wrong else 'OK'} after {time.monotonic() - begun:.0f} s on {where}")
+    sys.stdout.flush()
+    os._exit(1 if wrong else 0)  # no teardown: a rank may wait for one that failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-// The C face (cuda_abi.h): argument checks, choice of the dtype's instance, memory that other processes can map.
+// The C face (cuda_abi.h): argument checks, choice of the dtype's instance, what a device is.
 #include <cuda_runtime.h>
 #include <string.h>
 
@@ -21,7 +21,10 @@ bool sound(const WbkCall &c, bool pointers) {
   const bool norm = c.op == WBK_OP_ALL_REDUCE_ADD_RMS_NORM;
   if (!norm && c.op != WBK_OP_ALL_REDUCE) return false;
   if (c.dtype > WBK_FP32 || c.ranks < 2 || c.ranks > WBK_CUDA_MAX_RANKS || c.first_rank + copies > c.ranks) return false;
-  if (c.hidden == 0 || c.hidden % 8 || c.hidden > 16384 || c.capacity == 0 || c.tokens > c.capacity || c.trigger > WBK_TRIGGER_NEVER) return false;
+  if (c.hidden == 0 || c.hidden % 8 || c.hidden > 16384 || c.trigger > WBK_TRIGGER_NEVER) return false;
+  const wbk::Layout layout{c.ranks, c.plane_rows, vectors_of(c.hidden, c.dtype)};
+  if (c.algorithm > WBK_ALGORITHM_TWO_SHOT_PUSH) return false;
+  if (!(c.algorithm == WBK_ALGORITHM_PUSH ? layout.holds_push(c.tokens) : layout.holds_two_shot(c.tokens))) return false;
   if (c.cluster < 2 || c.cluster > wbk::kMaxCluster) return false;
   if (!pointers) return true;
   for (uint32_t r = 0; r < c.ranks; ++r)
@@ -40,15 +43,6 @@ int dispatch(const WbkCall &c, cudaStream_t stream, uint32_t *resident) {
   if (c.dtype == WBK_BF16) return wbk_push_bf16(c, stream, resident);
   return c.dtype == WBK_FP16 ? wbk_push_fp16(c, stream, resident) : wbk_push_fp32(c, stream, resident);
 }
-
-struct OnDevice { // makes `device` current for a scope
-  int before = -1;
-  explicit OnDevice(int device) {
-    cudaGetDevice(&before);
-    cudaSetDevice(device);
-  }
-  ~OnDevice() { cudaSetDevice(before); }
-};
 
 __global__ void delay_kernel(uint64_t ns) {
   const uint64_t start = wbk::clock_ns();
@@ -72,8 +66,8 @@ const char *wbk_cuda_error_text(int code) {
   }
 }
 
-uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t capacity, uint32_t hidden, uint32_t dtype) {
-  return wbk::Layout{ranks, capacity, vectors_of(hidden, dtype)}.slot_bytes();
+uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t plane_rows, uint32_t hidden, uint32_t dtype) {
+  return wbk::Layout{ranks, plane_rows, vectors_of(hidden, dtype)}.slot_bytes();
 }
 
 uint64_t wbk_cuda_control_bytes(void) { return sizeof(wbk::Control); }
@@ -83,46 +77,6 @@ int wbk_cuda_resident_lanes(const WbkCall *call, uint32_t *lanes) { return sound
 int wbk_cuda_push(const WbkCall *call, void *stream) {
   return sound(*call, true) ? dispatch(*call, static_cast<cudaStream_t>(stream), nullptr) : -1;
 }
-
-int wbk_cuda_alloc(int device, uint64_t bytes, int fill, void **ptr) {
-  OnDevice on(device);
-  if (int code = cudaMalloc(ptr, bytes)) return code;
-  if (int code = cudaMemset(*ptr, fill, bytes)) return code;
-  return cudaDeviceSynchronize();
-}
-
-int wbk_cuda_free(int device, void *ptr) {
-  OnDevice on(device);
-  return cudaFree(ptr);
-}
-
-int wbk_cuda_ipc_export(void *ptr, unsigned char handle[64]) {
-  cudaIpcMemHandle_t h;
-  static_assert(sizeof h == 64, "the ABI says 64 bytes");
-  if (int code = cudaIpcGetMemHandle(&h, ptr)) return code;
-  memcpy(handle, &h, sizeof h);
-  return 0;
-}
-
-int wbk_cuda_ipc_open(int device, const unsigned char handle[64], void **ptr) {
-  OnDevice on(device);
-  cudaIpcMemHandle_t h;
-  memcpy(&h, handle, sizeof h);
-  return cudaIpcOpenMemHandle(ptr, h, cudaIpcMemLazyEnablePeerAccess);
-}
-
-int wbk_cuda_ipc_close(int device, void *ptr) {
-  OnDevice on(device);
-  return cudaIpcCloseMemHandle(ptr);
-}
-
-int wbk_cuda_host_alloc(uint64_t bytes, void **host, void **device) {
-  if (int code = cudaHostAlloc(host, bytes, cudaHostAllocMapped | cudaHostAllocPortable)) return code;
-  memset(*host, 0, bytes);
-  return cudaHostGetDevicePointer(device, *host, 0);
-}
-
-int wbk_cuda_host_free(void *host) { return cudaFreeHost(host); }
 
 int wbk_cuda_device(int device, int *multiprocessors, int *arch, unsigned char uuid[16]) {
   cudaDeviceProp p;

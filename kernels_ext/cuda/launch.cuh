@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "push.cuh"
+#include "two_shot.cuh"
 
 namespace wbk {
 
@@ -11,11 +12,11 @@ constexpr int kBadArguments = -1, kTooManyLanes = -2, kBadChoice = -3;
 
 inline uint32_t round_up(uint32_t n, uint32_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Rows are dealt evenly: with at most `most` lanes some lane carries ceil(tokens/most) rows; no more lanes than that needs.
-inline uint32_t lanes_for(uint32_t tokens, uint32_t most) {
-  if (tokens == 0 || most == 0) return 0;
-  const uint32_t rows = (tokens + most - 1) / most;
-  return (tokens + rows - 1) / rows;
+// Rows (two-shot: groups) are dealt evenly: with at most `most` lanes some lane carries ceil(rows/most); no more lanes than that needs.
+inline uint32_t lanes_for(uint32_t rows, uint32_t most) {
+  if (rows == 0 || most == 0) return 0;
+  const uint32_t each = (rows + most - 1) / most;
+  return (rows + each - 1) / each;
 }
 
 template <class T, class Ranks> struct Push {
@@ -29,14 +30,15 @@ template <class T, class Ranks> struct Push {
   }
 
   template <class Epilogue> int with_ranks() const {
-    if (c.ranks == 2) return go(push_kernel<T, 2, Epilogue, Ranks>);
-    if (c.ranks == 4) return go(push_kernel<T, 4, Epilogue, Ranks>);
-    if (c.ranks == 8) return go(push_kernel<T, 8, Epilogue, Ranks>);
-    return go(push_kernel<T, 0, Epilogue, Ranks>);
+    if (c.algorithm == WBK_ALGORITHM_TWO_SHOT_PUSH) return go(two_shot_kernel<T, Epilogue, Ranks>, layout().groups(c.tokens));
+    if (c.ranks == 2) return go(push_kernel<T, 2, Epilogue, Ranks>, c.tokens);
+    return go(push_kernel<T, 0, Epilogue, Ranks>, c.tokens);
   }
 
-  int go(void (*kernel)(PushArgs<Ranks>)) const {
-    const uint32_t vectors = c.hidden / Numbers<T>::kCount, threads = round_up((vectors + c.cluster - 1) / c.cluster, 32);
+  Layout layout() const { return {c.ranks, c.plane_rows, c.hidden / Numbers<T>::kCount}; }
+
+  int go(void (*kernel)(PushArgs<Ranks>), uint32_t rows) const {
+    const uint32_t vectors = layout().vectors, threads = round_up((vectors + c.cluster - 1) / c.cluster, 32);
     const uint32_t copies = c.virtual_ranks ? c.virtual_ranks : 1;
     if (threads > 1024 || threads / 32 * c.cluster > kMaxParts) return kBadChoice;
 
@@ -57,7 +59,7 @@ template <class T, class Ranks> struct Push {
 
     const uint32_t allowed = c.max_lanes ? c.max_lanes : uint32_t(most);
     if (allowed > uint32_t(most) || allowed * c.cluster >= kCall) return kTooManyLanes;
-    const uint32_t lanes = lanes_for(c.tokens, allowed);
+    const uint32_t lanes = lanes_for(rows, allowed);
     if (lanes == 0) return 0;
     config.gridDim = dim3(c.cluster, lanes, copies);
     if (c.pdl && !c.virtual_ranks) {
@@ -76,9 +78,9 @@ template <class T, class Ranks> struct Push {
     for (uint32_t r = 0; r < c.ranks; ++r) args.slots[r] = static_cast<Vector *>(c.slots[r]);
     args.weight = static_cast<const Vector *>(c.weight);
     args.timeout_ns = c.timeout_ns;
-    args.layout = {c.ranks, c.capacity, vectors};
+    args.layout = layout();
     args.first_rank = c.first_rank, args.tokens = c.tokens, args.trigger = c.trigger;
-    args.rows = (c.tokens + lanes - 1) / lanes;
+    args.rows = (rows + lanes - 1) / lanes;
     args.round_twice = c.round_twice, args.group = c.group, args.op = c.op;
     args.inverse_hidden = 1.f / float(c.hidden), args.eps = c.eps, args.weight_bias = c.weight_bias;
     return cudaLaunchKernelEx(&config, kernel, args);

@@ -33,6 +33,7 @@
 //   and must wait for this grid before it reads `sum` or `norm` or writes x, residual or weight.
 // Bounded: a wait for a peer longer than timeout_ns is reported once in host-mapped memory; state becomes non-zero, the lane leaves
 //   after this row, and later calls leave at once. The parts of step 4 carry the wish to leave, so that a whole cluster leaves together.
+// kRanks: 2, for which every branch over ranks is gone, or 0 for any number.
 // Arch: sm_90 and later (clusters, distributed shared memory). dtypes bf16, fp16, fp32.
 #pragma once
 #include "steps.cuh"
@@ -42,17 +43,15 @@ namespace wbk {
 // ---- kernel
 
 template <class T, int kRanks, class Epilogue, class Ranks>
-__global__ void __maxnreg__(kRanks == 2 ? 48 : 64) push_kernel(const __grid_constant__ PushArgs<Ranks> a) {
+__global__ void __maxnreg__(kRanks == 2 ? 48 : 72) push_kernel(const __grid_constant__ PushArgs<Ranks> a) {
   constexpr int kCount = Numbers<T>::kCount;
-  constexpr int kBatch = kRanks ? kRanks : 4; // slots of how many ranks are polled together
   __shared__ RowSum row_sum;
 
   const uint32_t entry = Ranks::kEntries == 1 ? 0 : blockIdx.z;
   const WbkRank &me = a.rank[entry];
-  const uint32_t rank = a.first_rank + entry, ranks = kRanks ? kRanks : a.layout.ranks;
+  const uint32_t rank = a.first_rank + entry;
   const uint32_t block = blockIdx.x, blocks = gridDim.x, lane = blockIdx.y, step = gridDim.y;
   const uint32_t vectors = a.layout.vectors, vector = block * blockDim.x + threadIdx.x;
-  const uint32_t peers = (kRanks ? kRanks : ranks) - 1;
   const bool active = vector < vectors;
   const uint32_t actives = __ballot_sync(~0u, active); // of this warp; its first thread is among them if any is
   const uint32_t rows = lane + (a.rows - 1) * step < a.tokens ? a.rows : a.rows - 1;
@@ -73,15 +72,10 @@ __global__ void __maxnreg__(kRanks == 2 ? 48 : 64) push_kernel(const __grid_cons
   const bool dead = calls_and_state.y != 0;
 
   // 1 push
+  const Member<Ranks> member{a, me, rank, calls};
   auto push = [&](size_t to, Vector v) {
-    v = without_hole(v);
-    if constexpr (kRanks == 2) {
-      store_relaxed_sys(a.slots[1 - rank] + a.layout.plane(half, 0, 1) + to, v);
-    } else {
-#pragma unroll
-      for (uint32_t r = 0; r < (kRanks ? kRanks : kMaxRanks); ++r)
-        if (r < ranks && r != rank) store_relaxed_sys(a.slots[r] + a.layout.plane(half, Layout::peer_place(rank, r), peers) + to, v);
-    }
+    if constexpr (kRanks == 2) store_relaxed_sys(a.slots[1 - rank] + a.layout.plane(half, 0, 1) + to, without_hole(v));
+    else member.push_to_all(to, v);
   };
   if (active && !dead) push(at, own);
   if (a.trigger == WBK_TRIGGER_AFTER_PUSH) launch_dependents();
@@ -103,9 +97,8 @@ __global__ void __maxnreg__(kRanks == 2 ? 48 : 64) push_kernel(const __grid_cons
     // 2 wait and 3 reduce
     float acc[kCount];
     if (active && !failed) {
-      Vector *slots = a.slots[rank];
       if constexpr (kRanks == 2) {
-        Vector *slot = slots + a.layout.plane(half, 0, 1) + at, got;
+        Vector *slot = a.slots[rank] + a.layout.plane(half, 0, 1) + at, got;
         failed = !receive(a, me, slot, actives, rank, 1 - rank, lane + i * step, calls, got);
         float mine[kCount];
         unpack<T>(got, acc);
@@ -114,43 +107,7 @@ __global__ void __maxnreg__(kRanks == 2 ? 48 : 64) push_kernel(const __grid_cons
         for (int k = 0; k < kCount; ++k) acc[k] += mine[k]; // of two, either order gives the same bits
         store_relaxed_sys(slot, holes());
       } else {
-#pragma unroll
-        for (uint32_t start = 0; start < (kRanks ? kRanks : kMaxRanks); start += kBatch) {
-          if (start >= ranks) break;
-          Vector got[kBatch];
-          int missing;
-          uint32_t polls = 0;
-          do {
-            missing = -1;
-#pragma unroll
-            for (int b = 0; b < kBatch; ++b) {
-              const uint32_t r = start + b;
-              got[b] = own;
-              if (r != rank && r < ranks)
-                got[b] = load_relaxed_sys(slots + a.layout.plane(half, Layout::peer_place(r, rank), peers) + at);
-            }
-#pragma unroll
-            for (int b = 0; b < kBatch; ++b) {
-              const uint32_t r = start + b;
-              if (r != rank && r < ranks && !has_come(got[b])) missing = r;
-            }
-            if (missing >= 0 && ++polls >= kFastPolls) {
-              const Vector *slot = slots + a.layout.plane(half, Layout::peer_place(missing, rank), peers) + at;
-              failed = !comes_late(slot, &me, a.timeout_ns, a.op, a.group, rank, missing, lane + i * step, calls);
-              if (failed) break;
-            }
-          } while (missing >= 0);
-#pragma unroll
-          for (int b = 0; b < kBatch; ++b) {
-            const uint32_t r = start + b;
-            if (r >= ranks) break;
-            float part[kCount];
-            unpack<T>(got[b], part);
-#pragma unroll
-            for (int k = 0; k < kCount; ++k) acc[k] = r == 0 ? part[k] : acc[k] + part[k];
-            if (r != rank) store_relaxed_sys(slots + a.layout.plane(half, Layout::peer_place(r, rank), peers) + at, holes());
-          }
-        }
+        failed = !member.template sum_in_order<T>(at, own, lane + i * step, acc);
       }
     }
     if (a.trigger == WBK_TRIGGER_AFTER_POLL && i + 1 == rows) launch_dependents();

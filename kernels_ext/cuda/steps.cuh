@@ -1,5 +1,5 @@
-// The pieces of the push kernel: parameters, the sentinel, bounded waits, the row sum of a cluster, the lane record. The protocol is
-// described in push.cuh.
+// The pieces of the push kernels: parameters, the sentinel, pushes, bounded waits, the row sum of a cluster, the count of calls. The
+// protocols are described in push.cuh and two_shot.cuh.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -24,7 +24,7 @@ template <class Ranks> struct PushArgs {
   const Vector *weight;
   uint64_t timeout_ns;
   Layout layout;
-  uint32_t first_rank, tokens, rows, trigger, round_twice, group, op; // rows: most that a lane carries
+  uint32_t first_rank, tokens, rows, trigger, round_twice, group, op; // rows (two-shot: groups): most that a lane carries
   float inverse_hidden, eps, weight_bias;
 };
 
@@ -41,6 +41,7 @@ constexpr uint32_t kHole = 0xffffffffu;   // low half of a word that has not com
 constexpr uint32_t kLeave = 0xffffffffu;  // a part of a row sum that says "this warp gives up"; fp32 arithmetic never makes it
 constexpr uint32_t kMaxParts = 128;       // warps of a cluster
 constexpr uint32_t kFastPolls = 512;      // polls before the first look at the clock
+constexpr uint32_t kWindow = 4;           // ranks whose vectors a thread holds at one time
 
 static __device__ __forceinline__ Vector without_hole(Vector v) {
   uint32_t lo = min(uint32_t(v.lo), kHole - 1), hi = min(uint32_t(v.hi), kHole - 1);
@@ -70,18 +71,77 @@ static __device__ __noinline__ bool comes_late(const Vector *slot, const WbkRank
   return true;
 }
 
-// Waits until a warp's vectors have all come. `actives` are the threads of the warp that own a vector. False: gave up.
-template <class Ranks>
+// Waits until a warp's vectors have all come, kPatience times as long as told. `actives` are the threads of the warp that own a
+// vector. False: gave up.
+template <uint32_t kPatience = 1, class Ranks>
 static __device__ __forceinline__ bool receive(const PushArgs<Ranks> &a, const WbkRank &me, const Vector *slot, uint32_t actives, uint32_t rank,
                                                uint32_t peer, uint32_t row, uint32_t calls, Vector &got) {
   for (uint32_t polls = 0;; ++polls) {
     got = load_relaxed_sys(slot);
     if (__all_sync(actives, has_come(got))) return true;
     if (polls < kFastPolls) continue;
-    bool came = has_come(got) || comes_late(slot, &me, a.timeout_ns, a.op, a.group, rank, peer, row, calls);
+    bool came = has_come(got) || comes_late(slot, &me, kPatience * a.timeout_ns, a.op, a.group, rank, peer, row, calls);
     if (!__all_sync(actives, came)) return false;
   }
 }
+
+// One rank in one call: what its pushes and waits are told by. `at` counts vectors from row 0 of a plane.
+template <class Ranks> struct Member {
+  const PushArgs<Ranks> &a;
+  const WbkRank &me;
+  uint32_t rank, calls;
+
+  __device__ __forceinline__ Vector *slot(uint32_t sender, uint32_t receiver, size_t at) const {
+    return a.slots[receiver] + a.layout.plane(calls % kHalves, Layout::peer_place(sender, receiver), a.layout.ranks - 1) + at;
+  }
+
+  __device__ __forceinline__ void push(uint32_t to, size_t at, Vector v) const { store_relaxed_sys(slot(rank, to, at), without_hole(v)); }
+
+  __device__ __forceinline__ void push_to_all(size_t at, Vector v) const {
+#pragma unroll 4
+    for (uint32_t r = 0; r < a.layout.ranks; ++r)
+      if (r != rank) push(r, at, v);
+  }
+
+  // The sum over all ranks, in their order, of `own` and the peers' vectors at `at`, as they come; puts the sentinel back. False: gave
+  // up. Vectors of kWindow ranks are in registers at one time, whatever the number of ranks.
+  template <class T> __device__ __forceinline__ bool sum_in_order(size_t at, Vector own, uint32_t row, float (&acc)[Numbers<T>::kCount]) const {
+    const uint32_t ranks = a.layout.ranks;
+#pragma unroll 1
+    for (uint32_t start = 0; start < ranks; start += kWindow) {
+      Vector got[kWindow];
+      for (uint32_t polls = 0;; ++polls) {
+        uint32_t missing = kMaxRanks;
+#pragma unroll
+        for (uint32_t b = 0; b < kWindow; ++b) {
+          const uint32_t r = start + b;
+          got[b] = own;
+          if (r != rank && r < ranks) got[b] = load_relaxed_sys(slot(r, rank, at));
+        }
+#pragma unroll
+        for (uint32_t b = 0; b < kWindow; ++b) {
+          const uint32_t r = start + b;
+          if (r != rank && r < ranks && !has_come(got[b])) missing = r;
+        }
+        if (missing == kMaxRanks) break;
+        if (polls >= kFastPolls &&
+            !comes_late(slot(missing, rank, at), &me, a.timeout_ns, a.op, a.group, rank, missing, row, calls))
+          return false;
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kWindow; ++b) {
+        const uint32_t r = start + b;
+        if (r >= ranks) break;
+        float part[Numbers<T>::kCount];
+        unpack<T>(got[b], part);
+#pragma unroll
+        for (int k = 0; k < Numbers<T>::kCount; ++k) acc[k] = r == 0 ? part[k] : acc[k] + part[k];
+        if (r != rank) store_relaxed_sys(slot(r, rank, at), holes());
+      }
+    }
+    return true;
+  }
+};
 
 // Step 4: each warp's part of the row's sum of squares goes to every block of the cluster; a barrier in the receiving block counts
 // the bytes. Two sets, used in turn: a block sends for row i + 2 only after it has everybody's part of row i + 1, which was sent after

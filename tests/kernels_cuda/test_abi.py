@@ -28,7 +28,8 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("c_name", "mirror"), [("WbkCall", abi.Call), ("WbkRank", abi.RankMemory), ("WbkReport", abi.Report)]
+    ("c_name", "mirror"),
+    [("WbkCall", abi.Call), ("WbkRank", abi.RankMemory), ("WbkReport", abi.Report), ("WbkHandle", abi.Handle)],
 )
 def test_every_field_lies_where_the_compiler_puts_it(tmp_path, c_name, mirror):
     names = [name for name, *_ in mirror._fields_]
@@ -51,6 +52,41 @@ def test_slots_of_halves_and_senders_do_not_overlap(tmp_path):
         f'wbk::Layout layout{{3, 5, 7}}; {planes} std::printf("%llu", (unsigned long long)layout.slot_bytes());',
     )
     assert told == ["0", "35", "70", "105", "2240"]
+
+
+@needs_compiler
+def test_rows_of_a_two_shot_call_fit_its_plane_and_do_not_overlap(tmp_path):
+    # 10 tokens of 4 ranks: groups 0..2, so a sender's plane needs rows 0..2 for its parts and 3..5 for its own tokens
+    told = printed(
+        tmp_path,
+        "wbk::Layout layout{4, 6, 1}; const unsigned g = layout.groups(10);"
+        'for (unsigned i = 0; i < g; ++i) std::printf("%u %u ", layout.part_row(i), layout.finished_row(i, g));'
+        'std::printf("%d %d", layout.holds_two_shot(12), layout.holds_two_shot(13));',
+    )
+    assert told == ["0", "3", "1", "4", "2", "5", "1", "0"]
+    assert abi.two_shot_rows(10, 4) == 6
+
+
+def test_two_shots_from_the_size_at_which_their_second_wait_pays():
+    # 326,700 bytes * n / ((n - 1)(n - 2)): 217,800 for 4 ranks, 62,228 for 8; rows of 14,336 bytes
+    assert [abi.push_bytes(ranks) for ranks in (3, 4, 8, 16)] == [490_050, 217_800, 62_228, 24_891]
+    assert abi.choose(15, 7168, 2, ranks=4).algorithm == abi.PUSH
+    assert abi.choose(16, 7168, 2, ranks=4).algorithm == abi.TWO_SHOT_PUSH
+    assert abi.choose(7, 7168, 2, ranks=8).algorithm == abi.PUSH  # fewer tokens than ranks
+    assert abi.choose(8, 7168, 2, ranks=8).algorithm == abi.TWO_SHOT_PUSH
+    assert abi.choose(4096, 7168, 2, ranks=2).algorithm == abi.PUSH
+
+
+def test_memory_holds_every_call_by_the_algorithm_it_takes():
+    # 4,096 tokens of 7,168 on 8 ranks: 1,024 rows a plane, where push for all sizes would need 4,096
+    assert abi.plane_rows(4096, 7168, 2, 8) == 1024
+    assert abi.plane_rows(4096, 7168, 2, 2) == 4096
+    for ranks in (2, 3, 4, 8, 16):
+        for hidden in (8, 2880, 7168, 16384):
+            rows = abi.plane_rows(500, hidden, 2, ranks)
+            for tokens in range(501):
+                by_push = abi.choose(tokens, hidden, 2, ranks).algorithm == abi.PUSH
+                assert (tokens if by_push else abi.two_shot_rows(tokens, ranks)) <= rows
 
 
 def test_layout_of_a_call_follows_its_bytes_and_its_row():

@@ -88,6 +88,12 @@ def test_an_object_of_other_sources_is_refused_with_both_keys(exported, no_nvcc,
         custom_build.install_cuda(exported.parent)
 
 
+def test_the_object_that_fits_is_found_beside_one_that_does_not(exported, no_nvcc):
+    other = exported.with_name(f"wbk-cuda-sm_90a-{'0' * 32}.so")
+    other.write_bytes(exported.read_bytes())
+    assert custom_build.install_cuda(exported.parent)["90a"].name == exported.name
+
+
 def test_a_directory_without_objects_is_refused(tmp_path):
     with pytest.raises(ResourceError, match=r"holds no wbk-cuda-\*\.so"):
         custom_build.install_cuda(tmp_path)

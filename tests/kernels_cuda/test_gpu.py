@@ -27,7 +27,7 @@ def test_virtual_ranks_give_the_reference():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
-def test_real_ranks_give_the_reference_and_name_who_is_missing(tmp_path):
-    program = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "benchmarks/fused_cuda.py")
-    told = run(*program, "--steps", "check,backend", "--out", str(tmp_path))
-    assert "wrong: [[], []]" in told
+def test_real_ranks_give_the_reference_and_name_who_is_missing():
+    program = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "benchmarks/cuda_checks.py")
+    told = run(*program, "--steps", "check,missing,memory,two,soak", "--soak-s", "10")
+    assert told.splitlines()[-1].startswith("OK after ")

@@ -1,36 +1,34 @@
 """Backend `custom`: our CUDA push kernels over NVLink, for 2 to 16 GPUs of one host.
 
-The protocol is told in kernels_ext/cuda/push.cuh. Python shares the memory (CUDA IPC), proves each link with one small
-call before anyone relies on it, and turns a kernel's report of a missing peer into an exception with its world rank.
+The protocols are told in kernels_ext/cuda/push.cuh and two_shot.cuh. custom_memory shares the memory; here each link is
+proved with one small call before anyone relies on it, and a kernel's report of a missing peer becomes an exception with
+its world rank.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from workbench.backends import custom_abi as abi
-from workbench.backends.base import Channel, Json, Request, Verdict
+from workbench.backends.base import Channel, Request, Verdict
 from workbench.backends.custom_build import build_cuda, why_no_kernels
-from workbench.backends.vote import vote
+from workbench.backends.custom_memory import Shape, SharedSlots, kernel_vote, share_slots
 from workbench.errors import ClosedError, DeadlineError, ResourceError
 from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "custom"
-ALGORITHMS = ("push",)  # values of plan.Algorithm that this build has kernels for, with and without the norm
+_ALGORITHM_CODES = {"push": abi.PUSH, "two_shot_push": abi.TWO_SHOT_PUSH}
+ALGORITHMS = tuple(_ALGORITHM_CODES)  # values of plan.Algorithm with kernels here, with and without the norm
 DTYPE_CODES = {torch.bfloat16: abi.BF16, torch.float16: abi.FP16, torch.float32: abi.FP32}
 _OP_CODES = {Op.ALL_REDUCE: abi.ALL_REDUCE, Op.ALL_REDUCE_ADD_RMS_NORM: abi.ADD_NORM}
 _OP_NAMES = {code: op.value for op, code in _OP_CODES.items()}
 _workspaces: weakref.WeakValueDictionary[int, CustomWorkspace] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
-_generations: dict[GroupKey, int] = {}
-_retired: dict[GroupKey, dict[int, abi.OwnMemory]] = {}  # closed here; peers may still have it mapped
 
 
 def probe(request: Request, key: GroupKey) -> Verdict:
@@ -48,83 +46,45 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"hidden {request.hidden}; the kernels serve multiples of 8 up to 16384")
     if missing := why_no_kernels(_arch_name()):
         return Verdict(False, missing)
-    needed = 2 * (key.size - 1) * request.max_tokens * request.hidden * request.dtype.itemsize
+    row_bytes = request.hidden * request.dtype.itemsize
+    rows = abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, key.size)
+    needed = 2 * (key.size - 1) * rows * row_bytes
     free = torch.cuda.mem_get_info()[0]
     if free < needed:
         return Verdict(False, f"{free} bytes free on the GPU, {needed} are needed")
     return Verdict(True, f"{key.size} GPUs, push kernels")
 
 
-def bind(channel: Channel, request: Request) -> CustomWorkspace:
+def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> CustomWorkspace:
     """Allocate, exchange handles, map the peers' memory, and prove every link with one call.
 
+    concurrent_groups: how many groups make calls at one time on streams of their own; equal on every member. Rows wait
+    for one another across GPUs, so those of all calls that run at one time must fit on each device, and a stream's next
+    call takes its place beside the last: each group gets a part of the device.
     Collective: every member of the channel's group; never while a stream captures.
     Raises: ResourceError, alike on every member and with nothing left behind, if a member cannot compile or allocate,
         sits on another host, shares its GPU with another member, cannot map a peer, or does not see a peer's data.
     """
-    key, device = channel.key, torch.cuda.current_device()
-    group_rank = key.group_rank(channel.world_rank)
-    generation = _generations[key] = _generations.get(key, 0) + 1
-    mine: list[abi.OwnMemory] = []
-    opened: list[int] = []
-
-    def allocate() -> Json:
-        library = build_cuda(_arch_name())
-        kernels = _kernels(library)
-        _, _, uuid = kernels.device(device)
-        memory = abi.OwnMemory(
-            kernels,
-            device,
-            ranks=key.size,
-            capacity=max(request.max_tokens, 1),
-            hidden=request.hidden,
-            dtype=DTYPE_CODES[request.dtype],
-        )
-        mine.append(memory)
-        return {
-            "handle": kernels.export(memory.slots).hex(),
-            "gpu": uuid,
-            "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            "pid": os.getpid(),
-            "kernels": library.name,
-            "closed": sorted(_retired.get(key, {})),
-        }
-
+    device, size = torch.cuda.current_device(), channel.key.size
+    kernels: list[abi.Kernels] = []
+    kernel_vote(channel, "the CUDA kernels", lambda: kernels.append(_kernels(build_cuda(_arch_name()))))
+    shape = Shape(
+        rows=abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, size),
+        hidden=request.hidden,
+        dtype=DTYPE_CODES[request.dtype],
+    )
+    shared = share_slots(channel, kernels[0], device, shape)
+    workspace = CustomWorkspace(channel, request, shape, shared)
     try:
-        told = vote(channel, "memory for the CUDA kernels", lambda: _as_resource(allocate))
-        _free_retired(key, told)
-        _require_fit(key, told)
-
-        def attach() -> Json:
-            slots = []
-            for r, answer in enumerate(told):
-                if r == group_rank:
-                    slots.append(mine[0].slots)
-                else:
-                    opened.append(mine[0].kernels.open(device, bytes.fromhex(answer["handle"])))
-                    slots.append(opened[-1])
-            workspace = CustomWorkspace(channel, request, mine[0], slots, opened, generation)
-            return [workspace, workspace.resident_lanes()]
-
-        made: list[CustomWorkspace] = []
-
-        def attach_and_tell() -> Json:
-            workspace, lanes = attach()
-            made.append(workspace)
-            return lanes
-
-        lanes = vote(channel, "mapping the peers' GPU memory", lambda: _as_resource(attach_and_tell))
-        made[0].limit_lanes([min(column) for column in zip(*lanes, strict=True)])
-        vote(channel, "a first call over NVLink", lambda: _as_resource(made[0].prove))
+        lanes = kernel_vote(channel, "room for the CUDA kernels", workspace.resident_lanes)
+        share = 1 if concurrent_groups == 1 else 2 * concurrent_groups
+        workspace.limit_lanes([max(1, min(column) // share) for column in zip(*lanes, strict=True)])
+        kernel_vote(channel, "a first call over NVLink", workspace.prove)
     except BaseException:
-        torch.cuda.synchronize()
-        for address in opened:
-            mine[0].kernels.close(device, address)
-        if mine:
-            _retired.setdefault(key, {})[generation] = mine[0]
+        workspace.close()
         raise
-    _workspaces[made[0].handle] = made[0]
-    return made[0]
+    _workspaces[workspace.handle] = workspace
+    return workspace
 
 
 class CustomWorkspace:
@@ -132,19 +92,11 @@ class CustomWorkspace:
 
     backend = NAME
 
-    def __init__(
-        self,
-        channel: Channel,
-        request: Request,
-        memory: abi.OwnMemory,
-        slots: list[int],
-        opened: list[int],
-        generation: int,
-    ) -> None:
-        self.request, self.handle, self.size_bytes = request, next(_handles), memory.size_bytes
+    def __init__(self, channel: Channel, request: Request, shape: Shape, shared: SharedSlots) -> None:
+        self.request, self.handle, self.size_bytes = request, next(_handles), shared.memory.size_bytes
         self._key, self._world_rank = channel.key, channel.world_rank
         self._group_rank = channel.key.group_rank(channel.world_rank)
-        self._memory, self._opened, self._generation = memory, opened, generation
+        self._shared, self._memory = shared, shared.memory
         self._failure = ""
         self._closed = False
         self._limits = Limits(
@@ -157,8 +109,9 @@ class CustomWorkspace:
             ops=request.ops,
         )
         self._calls = {
-            (op, cluster): self._template(op, cluster, slots, channel.timeout_s)
+            (op, algorithm, cluster): self._template(op, algorithm, cluster, shape, channel.timeout_s)
             for op in Op
+            for algorithm in _ALGORITHM_CODES.values()
             for cluster in abi.clusters(request.hidden, request.dtype.itemsize)
         }
         self._resident = dict.fromkeys(self._calls, 0)
@@ -170,6 +123,11 @@ class CustomWorkspace:
             return f"{self._key}: this workspace is closed; prepare a new one"
         failure = self._failure or self._read_report()[0]
         return f"{self._key}: this workspace is broken by an earlier failure: {failure}" if failure else ""
+
+    @property
+    def memory_kind(self) -> str:
+        """How the members share their memory: fd, ipc or fabric."""
+        return self._shared.share
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As the Workspace protocol says. Capture: safe."""
@@ -218,14 +176,12 @@ class CustomWorkspace:
         ), (peer,)
 
     def close(self) -> None:
-        """Unmap the peers' memory. Own memory goes back when every member has closed too and the group binds anew."""
+        """Unmap the peers' memory and give the own back (custom_memory tells when). Waits for this device's work."""
         if self._closed:
             return
         self._closed = True
         torch.cuda.synchronize()
-        for address in self._opened:
-            self._memory.kernels.close(self._memory.device, address)
-        _retired.setdefault(self._key, {})[self._generation] = self._memory
+        self._shared.close()
 
     def run_all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The launch behind all_reduce; arguments are checked already."""
@@ -246,7 +202,7 @@ class CustomWorkspace:
         return [self._memory.kernels.resident_lanes(call) for call in self._calls.values()]
 
     def limit_lanes(self, lanes: list[int]) -> None:
-        """Take what every member can run: two GPUs of one model can differ."""
+        """Rows at one time, for each kind of call; equal on every member. Two GPUs of one model can differ."""
         self._resident = dict(zip(self._calls, lanes, strict=True))
 
     def prove(self) -> None:
@@ -261,7 +217,7 @@ class CustomWorkspace:
         if not bool((total == want).all()):
             raise ResourceError(f"the first sum is {total.flatten()[0].item()} and not {want}")
 
-    def _template(self, op: Op, cluster: int, slots: list[int], timeout_s: float) -> abi.Call:
+    def _template(self, op: Op, algorithm: int, cluster: int, shape: Shape, timeout_s: float) -> abi.Call:
         request = self.request
         call = abi.Call(
             op=_OP_CODES[op],
@@ -269,13 +225,14 @@ class CustomWorkspace:
             ranks=self._key.size,
             first_rank=self._group_rank,
             hidden=request.hidden,
-            capacity=max(request.max_tokens, 1),
+            plane_rows=shape.rows,
+            algorithm=algorithm,
             cluster=cluster,
             round_twice=int(request.rounding is Rounding.TWICE),
             pdl=1,
             timeout_ns=int(timeout_s * 1e9),
         )
-        for r, address in enumerate(slots):
+        for r, address in enumerate(self._shared.slots):
             call.slots[r] = address
         self._memory.fill(call.rank[0])
         return call
@@ -293,8 +250,9 @@ class CustomWorkspace:
     ) -> None:
         self.check()
         held = [_aligned(t) for t in (x, residual, weight)]
-        choice = abi.choose(x.shape[0], self.request.hidden, self.request.dtype.itemsize)
-        call, resident = self._calls[op, choice.cluster], self._resident[op, choice.cluster]
+        choice = abi.choose(x.shape[0], self.request.hidden, self.request.dtype.itemsize, self._key.size)
+        kind = op, choice.algorithm, choice.cluster
+        call, resident = self._calls[kind], self._resident[kind]
         call.max_lanes, call.trigger = min(choice.max_lanes or resident, resident), choice.trigger
         call.tokens, call.eps, call.weight_bias = x.shape[0], eps, weight_bias
         rank = call.rank[0]
@@ -311,14 +269,6 @@ def _aligned(t: torch.Tensor | None) -> torch.Tensor | None:
     return t if t is None or t.data_ptr() % 16 == 0 else t.clone()
 
 
-def _as_resource(attempt: Callable[[], Json]) -> Json:
-    """Run it; what the kernels' library or a first call refuses becomes a ResourceError that a vote can carry."""
-    try:
-        return attempt()
-    except (abi.KernelError, torch.cuda.OutOfMemoryError, DeadlineError) as e:
-        raise ResourceError(str(e)) from e
-
-
 _loaded: dict[Path, abi.Kernels] = {}
 
 
@@ -326,23 +276,6 @@ def _kernels(path: Path) -> abi.Kernels:
     if path not in _loaded:
         _loaded[path] = abi.Kernels(path)
     return _loaded[path]
-
-
-def _free_retired(key: GroupKey, told: list[Json]) -> None:
-    """Free own memory of generations that every member has closed: nobody has it mapped any more."""
-    mine = _retired.get(key, {})
-    for generation in set.intersection(*(set(answer["closed"]) for answer in told)):
-        mine.pop(generation).free()
-
-
-def _require_fit(key: GroupKey, told: list[Json]) -> None:
-    """One host, one build of the kernels, one GPU a member; the same ResourceError on every member otherwise."""
-    for name, why in (("host", "on different hosts"), ("kernels", "with different kernels")):
-        if len({answer[name] for answer in told}) > 1:
-            raise ResourceError(f"{key}: members are {why}: {[answer[name] for answer in told]}")
-    gpus = [answer["gpu"] for answer in told]
-    if len(set(gpus)) < len(gpus):
-        raise ResourceError(f"{key}: two members share one GPU ({gpus}); give each member its own")
 
 
 _ops = torch.library.Library("workbench", "FRAGMENT")  # type: ignore[no-untyped-call] # torch has no types here

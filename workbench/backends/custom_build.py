@@ -23,8 +23,8 @@ from workbench.backends.build import cache_directory, check_private, is_ready, l
 from workbench.backends.sealed import copy_in_place, put_in_place
 from workbench.errors import ResourceError
 
-UNITS = ("abi.cu", "push_bf16.cu", "push_fp16.cu", "push_fp32.cu")
-CUDA_HEADERS = ("launch.cuh", "push.cuh", "steps.cuh")
+UNITS = ("abi.cu", "memory.cu", "push_bf16.cu", "push_fp16.cu", "push_fp32.cu")
+CUDA_HEADERS = ("launch.cuh", "push.cuh", "steps.cuh", "two_shot.cuh")
 WBK_HEADERS = ("cuda_abi.h", "cuda_layout.h", "memory.cuh", "numbers.cuh")
 FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC")
 ARCHES = ("90a", "100a")
@@ -84,26 +84,26 @@ def export_cuda(arch: str, directory: Path) -> Path:
 
 
 def install_cuda(directory: Path) -> dict[str, Path]:
-    """Take every object of ours in `directory` into the cache: {arch: where it is now}.
+    """Take the objects in `directory` that fit this package into the cache: {arch: where it is now}.
 
-    Raises: ResourceError if there is none, if one is damaged, or if one was compiled from other sources than this
-        package's; nothing is installed then.
+    Raises: ResourceError if there is none, if one is damaged, or if all those of an architecture were compiled from
+        other sources than this package's.
     """
-    found = [(path, match) for path in sorted(directory.glob("*.so")) if (match := _OBJECT.fullmatch(path.name))]
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted(directory.glob("*.so")):
+        if match := _OBJECT.fullmatch(path.name):
+            found.setdefault(match[1], {})[match[2]] = path
     if not found:
-        raise ResourceError(
-            f"{directory} holds no wbk-cuda-*.so; `workbench build --arch ARCH --out DIR` puts one there"
-        )
-    for path, match in found:
-        if match[2] != _key(match[1]):
+        raise ResourceError(f"{directory} holds no wbk-cuda-*.so; `workbench build --arch ARCH --out DIR` makes one")
+    for arch, by_key in found.items():
+        if _key(arch) not in by_key:
             raise ResourceError(
-                f"{path} was compiled from other kernel sources (key {match[2]}) than this package has "
-                f"(key {_key(match[1])}); run `workbench build --arch sm_{match[1]} --out DIR` with this version"
+                f"{directory}: sm_{arch} was compiled from other kernel sources (key {', '.join(by_key)}) than this "
+                f"package has (key {_key(arch)}); run `workbench build --arch sm_{arch} --out DIR` with this version"
             )
-    installed = {match[1]: _target(match[1]) for _, match in found}
-    for path, match in found:
-        copy_in_place(path, installed[match[1]])
-    return installed
+    for arch, by_key in found.items():
+        copy_in_place(by_key[_key(arch)], _target(arch))
+    return {arch: _target(arch) for arch in found}
 
 
 def _target(arch: str) -> Path:

@@ -7,9 +7,10 @@
 extern "C" {
 #endif
 
-enum { WBK_CUDA_ABI = 1, WBK_CUDA_MAX_RANKS = 16 };
+enum { WBK_CUDA_ABI = 2, WBK_CUDA_MAX_RANKS = 16 };
 enum { WBK_BF16 = 0, WBK_FP16 = 1, WBK_FP32 = 2 };
 enum { WBK_OP_ALL_REDUCE = 1, WBK_OP_ALL_REDUCE_ADD_RMS_NORM = 2 };
+enum { WBK_ALGORITHM_PUSH = 0, WBK_ALGORITHM_TWO_SHOT_PUSH = 1 };
 
 /* When the kernel lets the next kernel of the stream start (programmatic dependent launch). The next kernel still waits for
  * this one's end before it reads results, if it was launched that way; the choice only moves its prologue. */
@@ -32,9 +33,9 @@ typedef struct {
 
 typedef struct {
   uint32_t op, dtype, ranks, first_rank, virtual_ranks; /* virtual_ranks 0: one real rank, first_rank */
-  uint32_t tokens, hidden, capacity;                    /* capacity: tokens of the workspace */
-  uint32_t cluster, max_lanes, trigger;                 /* the choice; cluster: 2..16; max_lanes: alike on all ranks, 0: all */
-  uint32_t round_twice, group, pdl;
+  uint32_t tokens, hidden, plane_rows;                  /* plane_rows: rows of a sender's plane (cuda_layout.h) */
+  uint32_t algorithm, cluster, max_lanes, trigger;      /* the choice; cluster: 2..16; max_lanes: alike on all ranks, 0: all */
+  uint32_t round_twice, group, pdl, reserved;
   float eps, weight_bias;
   uint64_t timeout_ns; /* bound of one wait for a peer */
   const void *weight;  /* [hidden] */
@@ -45,7 +46,7 @@ typedef struct {
 int wbk_cuda_abi(void);
 uint64_t wbk_cuda_call_bytes(void); /* sizeof(WbkCall): a caller that mirrors it checks */
 const char *wbk_cuda_error_text(int code);
-uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t capacity, uint32_t hidden, uint32_t dtype);
+uint64_t wbk_cuda_slot_bytes(uint32_t ranks, uint32_t plane_rows, uint32_t hidden, uint32_t dtype);
 uint64_t wbk_cuda_control_bytes(void);
 
 /* Lanes of such a call that can be on the device at once: equal on all ranks only if their devices are. */
@@ -53,14 +54,23 @@ int wbk_cuda_resident_lanes(const WbkCall *call, uint32_t *lanes);
 /* Puts the fused all-reduce on `stream`. Checks arguments, never waits. */
 int wbk_cuda_push(const WbkCall *call, void *stream);
 
-/* Memory that other processes can map. */
 int wbk_cuda_alloc(int device, uint64_t bytes, int fill, void **ptr);
 int wbk_cuda_free(int device, void *ptr);
-int wbk_cuda_ipc_export(void *ptr, unsigned char handle[64]);
-int wbk_cuda_ipc_open(int device, const unsigned char handle[64], void **ptr);
-int wbk_cuda_ipc_close(int device, void *ptr);
 int wbk_cuda_host_alloc(uint64_t bytes, void **host, void **device);
 int wbk_cuda_host_free(void *host);
+
+/* Memory that other processes can map, in units of 2 MiB. IPC: ordinary memory, which may be freed only after every peer has closed
+ * it. The others: virtual memory, which lives until the owner has freed it and every peer has closed it, in any order. */
+enum { WBK_SHARE_IPC = 0, WBK_SHARE_FD = 1, WBK_SHARE_FABRIC = 2 };
+typedef struct {
+  unsigned char bytes[64]; /* IPC and FABRIC: what travels */
+  int32_t fd;              /* FD: a descriptor of the process that holds this record, and that process's to close */
+} WbkHandle;
+int wbk_cuda_shared_alloc(int device, uint32_t share, uint64_t bytes, int fill, void **ptr, WbkHandle *handle);
+int wbk_cuda_shared_free(int device, uint32_t share, uint64_t bytes, void *ptr);
+int wbk_cuda_shared_open(int device, uint32_t share, uint64_t bytes, const WbkHandle *handle, void **ptr);
+int wbk_cuda_shared_close(int device, uint32_t share, uint64_t bytes, void *ptr);
+
 /* Multiprocessors, compute capability (90 for 9.0), 16-byte UUID; and whether `device` may reach `peer`. */
 int wbk_cuda_device(int device, int *multiprocessors, int *arch, unsigned char uuid[16]);
 int wbk_cuda_can_reach(int device, int peer, int *yes);

@@ -5,6 +5,10 @@
 //
 //   slots[half 0..1][sender 0..ranks-1, the receiver left out][row 0..rows)[vector 0..vectors)
 //
+// A push call of n tokens uses rows 0..n of a sender's plane. A two-shot call deals its tokens to the ranks in groups of as many
+// tokens as there are ranks, member r of a group to rank r; it uses a row a group for what the sender contributes to the receiver's
+// token, and behind these a row a group for the sender's own token when it is finished.
+//
 // Beside it, in memory that only the owner touches, the control words: how many calls there were, and whether one gave up.
 #pragma once
 #include <stdint.h>
@@ -23,7 +27,7 @@ constexpr uint32_t kMaxCluster = 16;  // blocks of threads that can share one ro
 constexpr uint32_t kHalves = 2;
 
 struct Layout {
-  uint32_t ranks, rows, vectors; // rows: the capacity in tokens; vectors of 16 bytes a row
+  uint32_t ranks, rows, vectors; // rows of a plane; vectors of 16 bytes a row
 
   // The place of `sender` among the ranks other than `receiver`.
   static WBK_BOTH uint32_t peer_place(uint32_t sender, uint32_t receiver) { return sender < receiver ? sender : sender - 1; }
@@ -32,6 +36,14 @@ struct Layout {
   WBK_BOTH uint64_t plane(uint32_t half, uint32_t place, uint32_t peers) const {
     return (uint64_t(half) * peers + place) * (uint64_t(rows) * vectors);
   }
+
+  WBK_BOTH uint32_t groups(uint32_t tokens) const { return (tokens + ranks - 1) / ranks; }
+  static WBK_BOTH uint32_t part_row(uint32_t group) { return group; }
+  static WBK_BOTH uint32_t finished_row(uint32_t group, uint32_t groups) { return groups + group; }
+
+  WBK_BOTH bool holds_push(uint32_t tokens) const { return tokens <= rows; }
+  WBK_BOTH bool holds_two_shot(uint32_t tokens) const { return 2 * groups(tokens) <= rows; }
+
   WBK_BOTH uint64_t slot_bytes() const { return plane(kHalves, 0, ranks - 1) * kVectorBytes; }
 };
 
