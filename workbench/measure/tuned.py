@@ -102,7 +102,7 @@ def _modelled(rates: Rates, ws: int) -> dict[str, Any]:
 
 
 def _fitted(comparisons: Sequence[Comparison]) -> Rates | None:
-    """The rates of the device with latency and link of these runs; None where nothing is known of its memory."""
+    """The rates of the device with latency and link of these runs, if a line fits them; None for unknown devices."""
     known = find_rates(comparisons[0].device)
     if known is None:
         return None
@@ -113,13 +113,16 @@ def _fitted(comparisons: Sequence[Comparison]) -> Rates | None:
             if row.scenario is Scenario.TOGETHER and ours is not None:
                 size = row.tokens * comparison.hidden * DTYPE_BYTES[comparison.dtype]
                 points.append((link_bytes(Algorithm.PUSH, comparison.ranks, size), ours.us.median))
-    latency_us, link_gb_s = fit_line(points)
+    try:
+        latency_us, link_gb_s = fit_line(points)
+    except ArgumentError:  # too few sizes, or all noise: the shipped rates were fitted to more
+        return known
     return replace(known, latency_us=latency_us, link_gb_s=link_gb_s)
 
 
 def _model_text(rates: Rates) -> str:
     return (
-        f"cost model {rates.latency_us:.2f} us + bytes over {rates.link_gb_s:.0f} GB/s, fitted to the measured rows; "
+        f"cost model {rates.latency_us:.2f} us + bytes over {rates.link_gb_s:.0f} GB/s; "
         f"one-shot up to where two-shot with barriers is predicted to be faster"
     )
 
