@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,20 @@ def _move_the_slider(page: Page) -> None:
     handle.press("ArrowRight")
     page.locator(".gtitle", has_text="sglang tp=8 attn_cp=4").first.wait_for()  # for a moment there are two
     alert.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_an_html_export_shows_every_figure_without_a_network(name: str, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    command = ["-m", "nbconvert", "--to", "html", "--output-dir", str(tmp_path), f"notebooks/{name}.ipynb"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True, timeout=100)
+    with browse(CHROMIUM) as (page, _):
+        page.context.set_offline(True)
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        pictures = page.locator(".jp-OutputArea-output img")
+        assert pictures.count() == FIGURES[name]
+        for n in range(FIGURES[name]):
+            assert pictures.nth(n).evaluate("i => i.complete && i.naturalWidth") == 1290
+            box = pictures.nth(n).bounding_box()
+            assert box is not None
+            assert box["width"] == 860
