@@ -19,8 +19,7 @@ def test_push_kernel_compiles(arch, tmp_path):
     line = [find_nvcc(), "-std=c++17", "-O3", "-Xptxas", "-v", code, "-c", str(UNIT), "-o", str(tmp_path / "o")]
     done = subprocess.run(line, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    used = re.findall(
-        r"((?:push|two_shot)_kernel\S+)' for.*\n.*\n\s+\d+ bytes stack frame, (\d+) bytes spill", done.stderr
-    )
+    kernel, report = r"((?:push|two_shot)_kernel\S+)' for", r"\s+\d+ bytes stack frame, (\d+) bytes spill"
+    used = re.findall(rf"{kernel}.*\n.*\n{report}", done.stderr)
     assert len(used) == 12  # push for 2 and for any ranks, two-shot; with and without norm, real and virtual ranks
     assert [(name, int(spilled)) for name, spilled in used if int(spilled) > 64] == []
