@@ -136,14 +136,16 @@ def test_multicast_is_allowed_by_its_setting_alone() -> None:
 
 
 def test_where_a_kernel_is_missing_the_answer_says_what_this_build_does() -> None:
-    answer = why(kind="tp")  # sixteen ranks on four trays: memory of other hosts
-    assert (answer.groups[0].plan.choice, answer.groups[0].here.choice) == ("custom.fused.push", "nccl")
-    assert "  build  nccl for now; custom.fused, custom: on 4 hosts in one NVLink clique" in str(answer)
-    assert "no kernel for memory of other hosts in this build" in str(answer)
-    assert answer.to_json()["groups"][0]["this_build"]["choice"] == "nccl"
-    one_host = why(machine="h100x8", sizes={"tp": 8}, kind="tp")
-    assert one_host.groups[0].here == one_host.groups[0].plan
-    assert "build" not in str(one_host)
+    asked = {"machine": "h100x8", "sizes": {"tp": 8}, "kind": "tp", "rounding": "twice"}
+    answer = why(tokens=64, **asked)  # 896 KiB a rank: an algorithm that nobody has written
+    assert (answer.groups[0].plan.choice, answer.groups[0].here.choice) == ("custom.two_shot_pull", "flashinfer")
+    told = [line for line in str(answer).splitlines() if line.startswith("  build  flashinfer for now; custom: ")]
+    assert len(told) == 1
+    assert told[0].endswith("no kernel for two_shot_pull in this build")
+    assert answer.to_json()["groups"][0]["this_build"]["choice"] == "flashinfer"
+    small = why(tokens=1, **asked)
+    assert small.groups[0].here == small.groups[0].plan
+    assert "build" not in str(small)
 
 
 def test_a_users_machine_is_read_from_its_file(tmp_path: Path) -> None:

@@ -268,14 +268,8 @@ def test_an_algorithm_without_a_kernel_is_rejected_as_such_after_the_capability(
     assert decide_path(fabric, replace(ask, tokens=1), kernels=BUILT_KERNELS).fallback == (
         f"flashinfer over {group} above 128 KiB"
     )
-    trays = make_fabric(16, num_hosts=4, clique=True, arch="sm100")
-    plan = decide_path(trays, SMALL, kernels=BUILT_KERNELS)
-    assert plan.choice == "nccl"
-    assert dict(plan.rejected)["custom.fused"] == (
-        "on 4 hosts in one NVLink clique (5a0c clique 7); no kernel for memory of other hosts in this build"
-    )
-    apart = make_fabric(16, num_hosts=4, clique=False, arch="sm100")
-    assert "no kernel" not in str(decide_path(apart, SMALL, kernels=BUILT_KERNELS))
+    unlinked = make_fabric(8, num_hosts=2)
+    assert "no kernel" not in str(decide_path(unlinked, ask, kernels=BUILT_KERNELS))
 
 
 def test_a_path_asked_for_by_name_ignores_the_sizes_of_tables_and_nothing_else() -> None:

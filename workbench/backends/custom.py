@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from workbench.backends import custom_abi as abi
-from workbench.backends.base import Channel, Request, Verdict
+from workbench.backends.base import Channel, Request, Room, Verdict
 from workbench.backends.custom_build import build_cuda, why_no_kernels
 from workbench.backends.custom_memory import Shape, SharedSlots, kernel_vote, share_slots
 from workbench.errors import ClosedError, DeadlineError, ResourceError
@@ -32,7 +32,7 @@ _handles = itertools.count(1)
 
 
 def probe(request: Request, key: GroupKey) -> Verdict:
-    """Whether this process could serve the group: GPU, ranks, dtype, hidden size, compiler, free memory. Local."""
+    """Whether this process could serve the group: GPU, ranks, dtype, hidden size, compiler. Local."""
     if not torch.cuda.is_available():
         return Verdict(False, "torch finds no usable GPU")
     arch = torch.cuda.get_device_capability()
@@ -46,13 +46,13 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"hidden {request.hidden}; the kernels serve multiples of 8 up to 16384")
     if missing := why_no_kernels(_arch_name()):
         return Verdict(False, missing)
-    row_bytes = request.hidden * request.dtype.itemsize
-    rows = abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, key.size)
-    needed = 2 * (key.size - 1) * rows * row_bytes
-    free = torch.cuda.mem_get_info()[0]
-    if free < needed:
-        return Verdict(False, f"{free} bytes free on the GPU, {needed} are needed")
     return Verdict(True, f"{key.size} GPUs, push kernels")
+
+
+def room(request: Request, key: GroupKey) -> Room:
+    """The bytes of this rank's slots: two halves, a plane for every peer in each. Local."""
+    rows = abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, key.size)
+    return Room(gpu=2 * (key.size - 1) * rows * request.hidden * request.dtype.itemsize)
 
 
 def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> CustomWorkspace:

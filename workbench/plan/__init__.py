@@ -1,10 +1,19 @@
 """Which path a group takes and why. Pure: facts in, a Plan out, the same on every rank."""
 
 from workbench.plan.decide import DTYPE_BYTES, Ask, decide_path, decide_plans
-from workbench.plan.kernels import BUILT_KERNELS, EVERY_KERNEL, Kernels
 from workbench.plan.paths import ALONE, Path, all_paths, find_switch, path_order, split_choice
 from workbench.plan.plan import Candidate, Plan, Standing, WorkspaceKey, decide_backend, fingerprint
-from workbench.plan.tables import Algorithm, Mode, Table, parse_table, read_table, shipped_tables, show_bytes
+from workbench.plan.tables import (
+    BUILT_KERNELS,
+    EVERY_KERNEL,
+    Algorithm,
+    Mode,
+    Table,
+    parse_table,
+    read_table,
+    shipped_tables,
+    show_bytes,
+)
 from workbench.plan.upstream import (
     UPSTREAM_SYSTEMS,
     RetiredVariable,
@@ -26,7 +35,6 @@ __all__ = [
     "Algorithm",
     "Ask",
     "Candidate",
-    "Kernels",
     "Mode",
     "Path",
     "Plan",

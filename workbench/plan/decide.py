@@ -6,17 +6,16 @@ links were never looked at. Such a policy upstream once kept sixteen ranks of on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from workbench.errors import ArgumentError
 from workbench.fabric import Capability, Fabric, decide_capability
-from workbench.plan.kernels import EVERY_KERNEL, Kernels
 from workbench.plan.paths import ALONE, ROUNDINGS, Path, all_paths, find_rounding, find_switch, path_order
 from workbench.plan.plan import Plan, Standing
-from workbench.plan.tables import Algorithm, Entry, Mode, Row, Table, shipped_tables, show_bytes
+from workbench.plan.tables import EVERY_KERNEL, Algorithm, Entry, Mode, Row, Table, shipped_tables, show_bytes
 from workbench.settings import Settings
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "float16": 2, "float32": 4})
@@ -71,7 +70,7 @@ class _Case:
     ask: Ask
     settings: Settings
     tables: Mapping[str, Table]
-    kernels: Kernels
+    kernels: Collection[Algorithm]
     refused: Mapping[str, str]
     by_name: bool
 
@@ -94,7 +93,7 @@ def decide_path(
     settings: Settings | None = None,
     *,
     tables: Mapping[str, Table] | None = None,
-    kernels: Kernels = EVERY_KERNEL,
+    kernels: Collection[Algorithm] = EVERY_KERNEL,
     order: Sequence[str] | None = None,
     refused: Mapping[str, str] | None = None,
     by_name: bool = False,
@@ -103,8 +102,8 @@ def decide_path(
 
     Equal facts, ask, settings, tables and refusals give the same plan on every member;
     `fingerprint(plan.to_json())` is what members compare. `tables` maps architectures to tables and defaults to the
-    shipped ones, `order` to the paths of the group's device. `kernels` are those that exist: BUILT_KERNELS tells what
-    this build can run, EVERY_KERNEL (the default) what the tables would choose if all were there. `refused` holds
+    shipped ones, `order` to the paths of the group's device. `kernels` are the algorithms that have one: BUILT_KERNELS
+    tells what this build can run, EVERY_KERNEL (the default) what the tables choose if all are there. `refused` holds
     choices that members found unusable since, with their reasons. `by_name`: the caller names the path, so the sizes at
     which tables give way to another path do not count; what the group's links and the kernels can do still does.
     A group that no path can serve gets choice "none" with standing UNSUPPORTED. workspace_bytes is what the choice's
@@ -239,8 +238,6 @@ def _custom(path: Path, case: _Case) -> _Offer | str:
     problems = [text for text in (found if isinstance(found, str) else "", "" if staged.ok else staged.reason) if text]
     if isinstance(found, str) or problems:
         return "; ".join(problems)
-    if not fabric.same_host.ok and not case.kernels.across_hosts:
-        return f"{staged.reason}; no kernel for memory of other hosts in this build"
     if ask.row_bytes % VECTOR_BYTES:
         return f"rows of {ask.row_bytes} bytes; allowed: multiples of {VECTOR_BYTES}"
     table, entry = found
@@ -307,7 +304,7 @@ def _missing(algorithm: Algorithm, case: _Case) -> str:
         multicast = decide_capability(case.fabric, Capability.MULTICAST)
         if not multicast.ok:
             return multicast.reason
-    return "" if algorithm in case.kernels.algorithms else f"no kernel for {algorithm.value} in this build"
+    return "" if algorithm in case.kernels else f"no kernel for {algorithm.value} in this build"
 
 
 def _workspace_bytes(rows: Sequence[Row], mode: Mode, size: int, ws: int, blocks: int) -> int:

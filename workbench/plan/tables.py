@@ -40,6 +40,13 @@ class Algorithm(Enum):
     MULTICAST = "multicast"
 
 
+EVERY_KERNEL = frozenset(Algorithm)
+"""As if a kernel had been written for each algorithm: what tables and links alone decide."""
+
+BUILT_KERNELS = frozenset({Algorithm.PUSH, Algorithm.TWO_SHOT_PUSH})
+"""The algorithms that kernels_ext/cuda has kernels for. Tables may run ahead of them."""
+
+
 class Mode(Enum):
     """graph, eager: all-reduce alone, captured or not.   fused: all-reduce + add + RMSNorm in one kernel."""
 
