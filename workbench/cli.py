@@ -44,7 +44,7 @@ def main() -> NoReturn:
     """Run the command line; every error becomes one message and an exit status."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        cli.main(prog_name="workbench", standalone_mode=False)
+        status = cli.main(prog_name="workbench", standalone_mode=False)  # an Exit's code comes back as the result
     except click.exceptions.Exit as e:
         _leave(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -59,7 +59,7 @@ def main() -> NoReturn:
         _leave(2 if isinstance(e, ValueError) else 1, f"workbench: {e}")
     except OSError as e:
         _leave(1, f"workbench: {e}")
-    _leave(0)
+    _leave(status if isinstance(status, int) else 0)
 
 
 class SizesType(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4 on only

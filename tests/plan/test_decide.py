@@ -53,7 +53,7 @@ def _offered(choice: str, *, one_host: bool, size: int, symmetric: bool) -> str:
         return "flashinfer"
     if choice.startswith("custom"):
         return choice
-    return "nccl" if not (one_host and symmetric) else "symm_mem" if size <= 8 else "nccl_window"
+    return "symm_mem" if one_host and symmetric and size <= 8 else "nccl"
 
 
 def test_the_choice_for_every_combination() -> None:
@@ -83,8 +83,7 @@ def test_the_choice_for_every_combination() -> None:
         "custom.push": 414,
         "flashinfer": 252,
         "symm_mem": 876,
-        "nccl_window": 1464,
-        "nccl": 7686,
+        "nccl": 9150,
     }
     assert sum(checked.values()) == 4 * 15 * 2 * 2 * 3 * 8 * 2
 

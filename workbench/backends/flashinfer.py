@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from workbench.backends.base import Channel, Request, Verdict
+from workbench.backends.base import Channel, Request, Room, Verdict
 from workbench.backends.first_calls import EPS, prove_calls
 from workbench.backends.flashinfer_comm import ChannelComm, create_together
 from workbench.backends.places import require_own_gpus
@@ -60,8 +60,13 @@ def probe(request: Request, key: GroupKey) -> Verdict:
 
     Local. Imports FlashInfer, which takes seconds the first time, only after everything cheaper is fine.
     """
-    problem = find_limit(request, key.size) or find_gpu_problem(request, key.size) or find_version_problem()
+    problem = find_limit(request, key.size) or find_gpu_problem() or find_version_problem()
     return Verdict(not problem, problem or f"{key.size} GPUs, FlashInfer's trtllm kernels")
+
+
+def room(request: Request, key: GroupKey) -> Room:
+    """What a workspace takes of this rank's GPU. Local."""
+    return Room(gpu=sum(_buffer_bytes(request, key.size)))
 
 
 def bind(channel: Channel, request: Request) -> FlashInferWorkspace:
@@ -102,15 +107,14 @@ def find_limit(request: Request, size: int) -> str:
     return ""
 
 
-def find_gpu_problem(request: Request, size: int) -> str:
+def find_gpu_problem() -> str:
     """Why this process's GPU does not serve, or ''. Local."""
     if not torch.cuda.is_available():
         return "torch finds no usable GPU"
     major, minor = torch.cuda.get_device_capability()
     if major not in (9, 10):
         return f"compute capability {major}.{minor}; FlashInfer's kernels serve Hopper and Blackwell (9.x, 10.x)"
-    needed, free = sum(_buffer_bytes(request, size)), torch.cuda.mem_get_info()[0]
-    return "" if needed <= free else f"{free} bytes free on the GPU, FlashInfer's workspace takes {needed}"
+    return ""
 
 
 def find_version_problem() -> str:

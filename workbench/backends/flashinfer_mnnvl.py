@@ -17,8 +17,11 @@ from workbench.backends.flashinfer import (
     bind_fusion,
     find_gpu_problem,
     find_version_problem,
+    room,
 )
 from workbench.ranks import GroupKey
+
+__all__ = ["NAME", "bind", "probe", "room"]
 
 NAME = "flashinfer_mnnvl"
 
@@ -32,7 +35,7 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"{request.dtype}; FlashInfer serves bfloat16, float16 and float32")
     if row_bytes % 16:
         return Verdict(False, f"rows of {row_bytes} bytes; FlashInfer serves multiples of 16")
-    problem = find_gpu_problem(request, key.size) or find_version_problem()
+    problem = find_gpu_problem() or find_version_problem()
     return Verdict(not problem, problem or f"{key.size} GPUs, FlashInfer's mnnvl kernels (never run by this project)")
 
 

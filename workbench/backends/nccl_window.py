@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Request, Verdict
+from workbench.backends.base import Request, Room, Verdict
 from workbench.backends.nccl import NcclWorkspace, _DeviceChannel
 from workbench.backends.nccl import probe as probe_nccl
 from workbench.backends.places import require_own_gpus
@@ -35,10 +35,12 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return verdict
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call] # torch has no types here
     problem = find_refusal(NCCL, version) or find_switch_problem(os.environ.get(NO_MULTICAST, ""))
-    needed, free = _window_bytes(request, key.size), torch.cuda.mem_get_info()[0]
-    if not problem and needed > free:
-        problem = f"{free} bytes free on the GPU, the windows take {needed}"
     return Verdict(not problem, problem or f"NCCL {version}, symmetric windows")
+
+
+def room(request: Request, key: GroupKey) -> Room:
+    """What the windows take of this rank's GPU. Local."""
+    return Room(gpu=_window_bytes(request, key.size))
 
 
 def bind(channel: _DeviceChannel, request: Request) -> NcclWindowWorkspace:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from workbench.backends.base import Channel, Request, Verdict
+from workbench.backends.base import Channel, Request, Room, Verdict
 from workbench.backends.first_calls import EPS, prove_calls
 from workbench.backends.places import require_own_gpus
 from workbench.backends.vote import vote
@@ -50,8 +50,13 @@ NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 def probe(request: Request, key: GroupKey) -> Verdict:
     """Whether this process could serve the group: sizes, multicast switched off, a GPU with room. Local."""
     problem = find_limit(request, key) or find_switch_problem(os.environ.get(NO_MULTICAST, ""))
-    problem = problem or _find_gpu_problem(request, key)
+    problem = problem or ("" if torch.cuda.is_available() else "torch finds no usable GPU")
     return Verdict(not problem, problem or f"{key.size} GPUs, torch symmetric memory")
+
+
+def room(request: Request, key: GroupKey) -> Room:
+    """What a workspace takes of this rank's GPU. Local."""
+    return Room(gpu=max(request.max_tokens, 1) * request.hidden * choose_dtype(request, key.size).itemsize)
 
 
 def bind(channel: Channel, request: Request) -> SymmMemWorkspace:
@@ -198,14 +203,6 @@ class SymmMemWorkspace:
         self, total: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float
     ) -> FusedOutput:
         return add_rms_norm(total, residual, weight, eps=eps, weight_bias=weight_bias, rounding=self.request.rounding)
-
-
-def _find_gpu_problem(request: Request, key: GroupKey) -> str:
-    if not torch.cuda.is_available():
-        return "torch finds no usable GPU"
-    needed = max(request.max_tokens, 1) * request.hidden * choose_dtype(request, key.size).itemsize
-    free = torch.cuda.mem_get_info()[0]
-    return "" if needed <= free else f"{free} bytes free on the GPU, {needed} are needed"
 
 
 @contextmanager

@@ -55,12 +55,13 @@ def check_virtual_ranks(
     device = torch.cuda.current_device()
     major, minor = torch.cuda.get_device_capability()
     kernels = abi.Kernels(build_cuda(f"{major}{minor}a"))
-    sizes = {"ranks": ranks, "capacity": max(tokens), "hidden": hidden, "dtype": DTYPE_CODES[dtype]}
+    rows = abi.plane_rows(max(tokens), hidden, dtype.itemsize, ranks)
+    sizes = {"ranks": ranks, "rows": rows, "hidden": hidden, "dtype": DTYPE_CODES[dtype]}
     memory: list[abi.OwnMemory] = []
     try:
         memory += (abi.OwnMemory(kernels, device, **sizes) for _ in range(ranks))
         wrong = sum(
-            _count_wrong(kernels, memory, count, capacity=max(tokens), hidden=hidden, dtype=dtype, timeout_s=timeout_s)
+            _count_wrong(kernels, memory, count, rows=rows, hidden=hidden, dtype=dtype, timeout_s=timeout_s)
             for count in tokens
         )
     except abi.KernelError as e:
@@ -99,7 +100,7 @@ def _count_wrong(
     memory: Sequence[abi.OwnMemory],
     tokens: int,
     *,
-    capacity: int,
+    rows: int,
     hidden: int,
     dtype: torch.dtype,
     timeout_s: float,
@@ -112,7 +113,7 @@ def _count_wrong(
     on_gpu = [part.cuda() for part in parts]
     shared, scale = residual.cuda(), weight.cuda()
     outs = [(torch.empty_like(shared), torch.empty_like(shared)) for _ in parts]
-    choice = abi.choose(tokens, hidden, dtype.itemsize)
+    choice = abi.choose(tokens, hidden, dtype.itemsize, ranks)
     call = abi.Call(
         op=abi.ADD_NORM,
         dtype=DTYPE_CODES[dtype],
@@ -120,7 +121,8 @@ def _count_wrong(
         virtual_ranks=ranks,
         tokens=tokens,
         hidden=hidden,
-        capacity=capacity,
+        plane_rows=rows,
+        algorithm=choice.algorithm,
         cluster=choice.cluster,
         trigger=choice.trigger,
         pdl=1,
@@ -139,9 +141,8 @@ def _count_wrong(
     torch.cuda.synchronize()
     late = [(own.report.rank, own.report.peer) for own in memory if own.report.valid]
     if late:
-        raise ResourceError(
-            f"virtual rank {late[0][0]} waited longer than {timeout_s:g} s for virtual rank {late[0][1]}"
-        )
+        waiter, peer = late[0]
+        raise ResourceError(f"virtual: group rank {waiter} waited longer than {timeout_s:g} s for group rank {peer}")
     return sum(not torch.equal(total.cpu(), want.residual) for _, total in outs)
 
 
