@@ -219,7 +219,7 @@ def channel_of(run, timeout_s=20.0, kind="tp"):
         key = GroupKey(kind, tuple(range(run.ranks)))
         world_rank, torch_group = run.rank, run.gloo
 
-        def gather(self, value):
+        def gather(self, value, *, what):  # noqa: ARG002 - the protocol's signature
             return run.gather(value)
 
     channel = Channel()
@@ -227,11 +227,13 @@ def channel_of(run, timeout_s=20.0, kind="tp"):
     return channel
 
 
-def request_of(max_tokens, hidden=7168):
+def request_of(max_tokens, hidden=7168, algorithm=""):
     from workbench.backends.base import Request
     from workbench.ops import ALL, Rounding
 
-    return Request(hidden=hidden, dtype=torch.bfloat16, max_tokens=max_tokens, ops=ALL, rounding=Rounding.ONCE)
+    return Request(
+        hidden=hidden, dtype=torch.bfloat16, max_tokens=max_tokens, ops=ALL, rounding=Rounding.ONCE, algorithm=algorithm
+    )
 
 
 def step_two(run):
@@ -290,6 +292,11 @@ def step_memory(run):
         run.meet()
         free.append(torch.cuda.mem_get_info()[0])
     checks.that(len(set(free[1:])) == 1, f"memory: free bytes after each close {free}")
+
+    workspace = custom.bind(channel_of(run), request_of(512, algorithm="two_shot_push"))
+    use(workspace, "two shots")
+    workspace.close()
+    run.meet()
 
     class Refused(abi.OwnMemory):
         def __init__(self, *args, **more):

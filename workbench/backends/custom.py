@@ -42,6 +42,8 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"{key.size} ranks; the kernels serve 2 to {abi.MAX_RANKS}")
     if request.dtype not in DTYPE_CODES:
         return Verdict(False, f"{request.dtype}; the kernels serve bfloat16, float16 and float32")
+    if request.algorithm not in ("", *ALGORITHMS):
+        return Verdict(False, f"no kernel for algorithm {request.algorithm}; there are {', '.join(ALGORITHMS)}")
     if request.hidden % 8 or not 8 <= request.hidden <= 16384:
         return Verdict(False, f"hidden {request.hidden}; the kernels serve multiples of 8 up to 16384")
     if missing := why_no_kernels(_arch_name()):
@@ -51,8 +53,8 @@ def probe(request: Request, key: GroupKey) -> Verdict:
 
 def room(request: Request, key: GroupKey) -> Room:
     """The bytes of this rank's slots: two halves, a plane for every peer in each. Local."""
-    rows = abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, key.size)
-    return Room(gpu=2 * (key.size - 1) * rows * request.hidden * request.dtype.itemsize)
+    itemsize = request.dtype.itemsize
+    return Room(gpu=abi.slot_bytes(_plane_rows(request, key.size), request.hidden, itemsize, key.size))
 
 
 def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> CustomWorkspace:
@@ -65,11 +67,11 @@ def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> C
     Raises: ResourceError, alike on every member and with nothing left behind, if a member cannot compile or allocate,
         sits on another host, shares its GPU with another member, cannot map a peer, or does not see a peer's data.
     """
-    device, size = torch.cuda.current_device(), channel.key.size
+    device = torch.cuda.current_device()
     kernels: list[abi.Kernels] = []
     kernel_vote(channel, "the CUDA kernels", lambda: kernels.append(_kernels(build_cuda(_arch_name()))))
     shape = Shape(
-        rows=abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, size),
+        rows=_plane_rows(request, channel.key.size),
         hidden=request.hidden,
         dtype=DTYPE_CODES[request.dtype],
     )
@@ -250,7 +252,9 @@ class CustomWorkspace:
     ) -> None:
         self.check()
         held = [_aligned(t) for t in (x, residual, weight)]
-        choice = abi.choose(x.shape[0], self.request.hidden, self.request.dtype.itemsize, self._key.size)
+        request = self.request
+        asked = _ALGORITHM_CODES.get(request.algorithm)
+        choice = abi.choose(x.shape[0], request.hidden, request.dtype.itemsize, self._key.size, asked)
         kind = op, choice.algorithm, choice.cluster
         call, resident = self._calls[kind], self._resident[kind]
         call.max_lanes, call.trigger = min(choice.max_lanes or resident, resident), choice.trigger
@@ -259,6 +263,11 @@ class CustomWorkspace:
         rank.x, rank.residual, call.weight = (None if t is None else t.data_ptr() for t in held)
         rank.sum, rank.norm = total.data_ptr(), None if norm is None else norm.data_ptr()
         self._memory.kernels.push(call, torch.cuda.current_stream().cuda_stream)
+
+
+def _plane_rows(request: Request, ranks: int) -> int:
+    asked = _ALGORITHM_CODES.get(request.algorithm)
+    return abi.plane_rows(request.max_tokens, request.hidden, request.dtype.itemsize, ranks, asked)
 
 
 def _arch_name() -> str:

@@ -66,6 +66,8 @@ class Choice:
     algorithm: int = PUSH
 
 
+ALLOCATION_BYTES = 2 << 20  # a handle names a whole unit of allocation, not an offset in it
+
 # Sizes of a message, tokens * hidden * itemsize, at which the best layout changes.
 FEW_BYTES, MANY_BYTES = 2 << 20, 16 << 20
 SHORT_ROW_BYTES, SHORT_ROWS_FEW_BYTES = 8 << 10, 1 << 20
@@ -75,22 +77,25 @@ IN_FLIGHT_BYTES = 100 * 7168 * 2
 SECOND_WAIT_BYTES = 326_700
 
 
-def choose(tokens: int, hidden: int, itemsize: int, ranks: int = 2) -> Choice:
+def choose(tokens: int, hidden: int, itemsize: int, ranks: int = 2, algorithm: int | None = None) -> Choice:
     """Blocks of 128 threads, two to eight a row; blocks of 256 for many short rows; in between fewer rows at one time.
 
     Measured on two H200s from 1 to 4,096 tokens at hidden 4096 (short rows) and 7168; see kernels_ext/cuda/README.md.
-    Two shots for more than two ranks and large messages: from the cost model above, not measured.
+    Unless `algorithm` says which, two shots for more than two ranks and large messages: from the cost model above, not
+    measured.
     """
     row_bytes = hidden * itemsize
     message_bytes = tokens * row_bytes
-    two_shot = ranks > 2 and tokens >= ranks and message_bytes > push_bytes(ranks)
+    if algorithm is None:
+        pays = ranks > 2 and tokens >= ranks and message_bytes > push_bytes(ranks)
+        algorithm = TWO_SHOT_PUSH if pays else PUSH
     short = row_bytes <= SHORT_ROW_BYTES
     threads = 256 if short and message_bytes > SHORT_ROWS_FEW_BYTES else 128
-    limited = not short and not two_shot and FEW_BYTES < message_bytes <= MANY_BYTES
+    limited = not short and algorithm == PUSH and FEW_BYTES < message_bytes <= MANY_BYTES
     return Choice(
         cluster=max(2, min(8, -(-row_bytes // (16 * threads)))),
         max_lanes=IN_FLIGHT_BYTES // row_bytes if limited else 0,
-        algorithm=TWO_SHOT_PUSH if two_shot else PUSH,
+        algorithm=algorithm,
     )
 
 
@@ -104,17 +109,22 @@ def clusters(hidden: int, itemsize: int) -> tuple[int, ...]:
     return tuple(sorted({choose(tokens, hidden, itemsize).cluster for tokens in (1, MANY_BYTES)}))
 
 
-def plane_rows(tokens: int, hidden: int, itemsize: int, ranks: int) -> int:
+def plane_rows(tokens: int, hidden: int, itemsize: int, ranks: int, algorithm: int | None = None) -> int:
     """Rows of a sender's plane that hold every call of up to `tokens` tokens, by the algorithm `choose` gives it."""
-    if ranks == 2:
-        return max(tokens, 1)
-    pushed = min(tokens, max(push_bytes(ranks) // (hidden * itemsize), ranks - 1))
-    return max(pushed, two_shot_rows(tokens, ranks), 1)
+    if algorithm is None and ranks > 2:
+        pushed = min(tokens, max(push_bytes(ranks) // (hidden * itemsize), ranks - 1))
+        return max(pushed, two_shot_rows(tokens, ranks), 1)
+    return max(two_shot_rows(tokens, ranks) if algorithm == TWO_SHOT_PUSH else tokens, 1)
 
 
 def two_shot_rows(tokens: int, ranks: int) -> int:
     """Rows of a sender's plane that a two-shot call uses."""
     return 2 * -(-tokens // ranks)
+
+
+def slot_bytes(rows: int, hidden: int, itemsize: int, ranks: int) -> int:
+    """Bytes of one rank's slots: two halves, a plane a peer, in whole allocation units."""
+    return -(-2 * (ranks - 1) * rows * hidden * itemsize // ALLOCATION_BYTES) * ALLOCATION_BYTES
 
 
 class Kernels:
@@ -216,8 +226,8 @@ class OwnMemory:
         self.slots = self.control = self.host = 0
         self.handle = Handle(fd=-1)
         lib = kernels.lib
-        unit = 2 << 20  # whole allocation units: a handle names the unit, not an offset in it
-        self.size_bytes = -(-lib.wbk_cuda_slot_bytes(ranks, rows, hidden, dtype) // unit) * unit
+        slots = lib.wbk_cuda_slot_bytes(ranks, rows, hidden, dtype)
+        self.size_bytes = -(-slots // ALLOCATION_BYTES) * ALLOCATION_BYTES
         try:
             self.slots, self.handle = kernels.shared_alloc(device, share, self.size_bytes, 0xFF)
             self.control = kernels.alloc(device, lib.wbk_cuda_control_bytes(), 0)
