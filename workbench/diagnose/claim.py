@@ -21,11 +21,16 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A finding, and when the fault was made. Units: ns on the trace's clock."""
+    """A finding, and when the fault was made. Units: ns on the trace's clock.
+
+    `line` is the call at fault, as words; claims of one code about one line, on groups
+    that share no rank, are one fault.
+    """
 
     finding: Finding
     time_ns: int
     weight: Weight = Weight.CAUSE
+    line: str = ""
 
 
 Rule = Callable[[Scene], Iterator[Claim]]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
-from workbench.diagnose.claim import Rule, Weight
+from workbench.diagnose.claim import Claim, Rule, Weight
 from workbench.diagnose.finding import Finding
 from workbench.diagnose.rules import (
     absent,
@@ -20,6 +21,7 @@ from workbench.diagnose.rules import (
     workspaces,
 )
 from workbench.diagnose.scene import Scene
+from workbench.diagnose.words import group_words, ranks_words
 from workbench.trace import Trace
 
 RULES: tuple[Rule, ...] = (
@@ -47,6 +49,42 @@ def diagnose(
     """
     scene = Scene(trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, source=source)
     claims = [(claim, number) for number, rule in enumerate(RULES) for claim in rule(scene)]
-    ordered = [claim for claim, _ in sorted(claims, key=lambda c: (c[0].weight, c[0].time_ns, c[1]))]
+    ordered = _merge(claim for claim, _ in sorted(claims, key=lambda c: (c[0].weight, c[0].time_ns, c[1])))
     explained = any(claim.weight is not Weight.ALONE for claim in ordered)
     return tuple(dict.fromkeys(c.finding for c in ordered if not (explained and c.weight is Weight.ALONE)))
+
+
+def _merge(claims: Iterable[Claim]) -> list[Claim]:
+    """One claim for a fault that one line makes on several groups, in the place of the first.
+
+    Groups that share a rank stay apart: there one claim may be what the other leads to.
+    """
+    faults: list[list[Claim]] = []
+    for claim in claims:
+        same = next((fault for fault in faults if all(_is_like(claim, other) for other in fault)), None)
+        if same is None:
+            faults.append([claim])
+        else:
+            same.append(claim)
+    return [same[0] if len(same) == 1 else _merged(same) for same in faults]
+
+
+def _is_like(a: Claim, b: Claim) -> bool:
+    group, other = a.finding.group, b.finding.group
+    if not a.line or (a.line, a.finding.code, a.weight) != (b.line, b.finding.code, b.weight):
+        return False
+    return group is not None and other is not None and not set(group.world_ranks) & set(other.world_ranks)
+
+
+def _merged(claims: Sequence[Claim]) -> Claim:
+    first, *others = (c.finding for c in claims)
+    likewise = [f"{group_words(f.group)} by {ranks_words(f.ranks)}" for f in others]
+    more = f" and {len(likewise) - 4} more groups" if len(likewise) > 4 else ""
+    finding = replace(
+        first,
+        ranks=tuple(sorted({r for c in claims for r in c.finding.ranks})),
+        message=f"{first.message} Likewise on {', '.join(likewise[:4])}{more}.",
+        evidence=tuple(dict.fromkeys(line for c in claims for line in c.finding.evidence[:4]))[:8],
+        certainty=max(c.finding.certainty for c in claims),
+    )
+    return replace(claims[0], finding=finding)

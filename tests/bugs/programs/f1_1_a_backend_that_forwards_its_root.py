@@ -23,6 +23,7 @@ class CommBackend:
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     print(f"rank {rank} has the {CommBackend(tp).bcast(f'handle of {rank}', root=0)}")
     dist.destroy_process_group()

@@ -21,6 +21,7 @@ def run_once(fn, group):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     hosts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     print(f"rank {rank} has {run_once(lambda: f'the plan of {rank}', hosts[rank // 2])}")
     dist.destroy_process_group()

@@ -29,6 +29,7 @@ class Broadcast(torch.autograd.Function):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     group = dist.new_group([1])
     if rank == 1:
         x = torch.ones(3, requires_grad=True)

@@ -28,6 +28,7 @@ def broadcast_requests(requests, my_rank, src, group):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     group = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     requests = [f"request {rank // 2}"] if rank % 2 == 0 else None
     my_rank = rank if CORRECT else dist.get_rank(group)

@@ -18,6 +18,7 @@ def create_workspace(world_size, comm=None):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     if rank < 2:
         create_workspace(2, tp) if CORRECT else create_workspace(2)

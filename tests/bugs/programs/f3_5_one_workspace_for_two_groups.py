@@ -23,6 +23,7 @@ def fused_all_reduce(x, kind, group):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     pp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
     if rank < 2:  # the first stage reduces over its own ranks first, the second over both stages

@@ -8,7 +8,9 @@ for each other in a circle. Of each group only the first such call is told.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
@@ -16,6 +18,9 @@ from workbench.diagnose.rules.order import explain_absence
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
 from workbench.diagnose.words import call_words, evidence_of, group_words, raised, ranks_words
 from workbench.trace import RankCall
+
+TIMED_OUT = re.compile(r"timed?[ -]?out|monitoredBarrier", re.IGNORECASE)
+"""What an exception says when a wait ran out; others say that a connection ended."""
 
 _FIX = "make every member reach this call; or, if fewer are meant, name their group with group="
 
@@ -40,9 +45,10 @@ def rule(scene: Scene) -> Iterator[Claim]:
         yield _circular(circle, waits)
         members = set(circle)
         for claim in claims:
-            yield Claim(
-                claim.finding, claim.time_ns, Weight.SYMPTOM if members & set(claim.finding.ranks) else claim.weight
-            )
+            if members & set(claim.finding.ranks):
+                yield replace(claim, weight=Weight.SYMPTOM)
+            else:
+                yield claim
     else:
         yield from claims
 
@@ -50,9 +56,14 @@ def rule(scene: Scene) -> Iterator[Claim]:
 def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
     """Who is absent and cannot come any more, or was waited for longer than patience allows; () if nobody is.
 
-    A rank that was on its way is not blamed.
+    A rank that may have been on its way is not blamed, unless a member's wait for it ran out.
     """
-    absent = [r for r in (meeting.missing or meeting.unknown) if r not in scene.ranks or not _was_on_its_way(scene, r)]
+    ran_out = any(TIMED_OUT.search(error) for error in meeting.errors)
+    absent = [
+        r
+        for r in meeting.missing or meeting.unknown
+        if ran_out or r not in scene.ranks or not _was_on_its_way(scene, r)
+    ]
     waiting = any(scene.waits(c) for c in meeting.came.values())
     if waiting or meeting.errors:
         return tuple(sorted(absent))
@@ -90,7 +101,7 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
         fix=_FIX,
     )
     weight = Weight.SYMPTOM if all(_has_own_trouble(scene, r) for r in blamed) else Weight.CAUSE
-    return Claim(finding, _since_ns(scene, event.time_ns, blamed), weight)
+    return Claim(finding, _since_ns(scene, event.time_ns, blamed), weight, call_words(event))
 
 
 def _has_own_trouble(scene: Scene, world_rank: int) -> bool:

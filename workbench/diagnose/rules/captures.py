@@ -75,7 +75,7 @@ def _half_recorded(scene: Scene) -> Iterator[Claim]:
                 evidence=evidence_of(meeting.came.values()),
                 fix="agree on every rank whether this step is captured, replayed or run, before entering it",
             )
-            yield Claim(finding, meeting.first.event.time_ns)
+            yield Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
             break
 
 

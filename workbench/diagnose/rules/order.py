@@ -163,7 +163,7 @@ def _swap(
         certainty=certainty,
         fix="make the calls in one order on every rank: sorted(names), and not the order of a dict or of arrival",
     )
-    return Claim(finding, meeting.first.event.time_ns)
+    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _skipped(meeting: Meeting, few: Sequence[int], most: Sequence[int], number: int) -> Claim:
@@ -179,7 +179,7 @@ def _skipped(meeting: Meeting, few: Sequence[int], most: Sequence[int], number: 
         evidence=evidence_of(meeting.came.values()),
         fix="make the call on every member, with nothing to add where there is nothing",
     )
-    return Claim(finding, meeting.first.event.time_ns)
+    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _ahead(
@@ -196,7 +196,7 @@ def _ahead(
         evidence=evidence_of(meeting.came.values()),
         fix="let every member make the same calls a step, also where it has nothing to do",
     )
-    return Claim(finding, meeting.first.event.time_ns)
+    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _brief(event: Event) -> str:

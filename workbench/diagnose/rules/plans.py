@@ -85,7 +85,8 @@ def _names_differ(scene: Scene, plans: _Plans, members: tuple[int, ...]) -> Iter
             text = f"{call_words(first)} with use_local_synchronization: the members of {list(members)} compute "
             text += f"different names for the group, because they had made {parties_words(lines)} before."
             blamed = at_fault(names)
-            yield Claim(_finding("plan.local-name", blamed, here, text + raised(here.values())), first.time_ns)
+            finding = _finding("plan.local-name", blamed, here, text + raised(here.values()))
+            yield Claim(finding, first.time_ns, line=call_words(first))
             return
 
 

@@ -71,7 +71,7 @@ def _outside(meeting: Meeting, wrong: dict[int, RankCall]) -> Claim:
         certainty=Certainty.IS,
         fix=_FIX,
     )
-    return Claim(finding, event.time_ns)
+    return Claim(finding, event.time_ns, line=call_words(event))
 
 
 def _place(meeting: Meeting, root: int) -> Claim:
@@ -88,4 +88,4 @@ def _place(meeting: Meeting, root: int) -> Claim:
         certainty=Certainty.LIKELY,
         fix=_FIX,
     )
-    return Claim(finding, event.time_ns, Weight.REMARK)
+    return Claim(finding, event.time_ns, Weight.REMARK, call_words(event))

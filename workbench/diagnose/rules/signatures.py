@@ -82,7 +82,7 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
         certainty=Certainty.IS,
         fix=field.fix,
     )
-    return Claim(finding, meeting.first.event.time_ns)
+    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _gaps(meeting: Meeting) -> Claim | None:
@@ -105,7 +105,7 @@ def _gaps(meeting: Meeting) -> Claim | None:
         evidence=evidence_of(gaps.values()),
         fix="pass a contiguous tensor, and copy the result back into the view",
     )
-    return Claim(finding, meeting.first.event.time_ns)
+    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _all_left(meeting: Meeting) -> bool:

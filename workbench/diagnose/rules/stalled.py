@@ -35,5 +35,5 @@ def rule(scene: Scene) -> Iterator[Claim]:
                 certainty=Certainty.IS if scene.trace.complete else Certainty.LIKELY,
                 fix="look at the stacks and at the links: workbench diagnose --pid, workbench doctor, nvidia-smi",
             )
-            yield Claim(finding, meeting.last_arrival_ns, Weight.ALONE)
+            yield Claim(finding, meeting.last_arrival_ns, Weight.ALONE, call_words(event))
             break

@@ -99,5 +99,5 @@ def _paths(scene: Scene) -> Iterator[Claim]:
                 evidence=evidence_of(meeting.came.values()),
                 fix="decide the path from what all members know alike, or vote on it before the call",
             )
-            yield Claim(finding, meeting.first.event.time_ns)
+            yield Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
             break
