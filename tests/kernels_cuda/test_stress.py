@@ -1,0 +1,56 @@
+"""The push protocols on the host under ThreadSanitizer: ranks as groups of threads, random delays, every sum checked.
+
+The twin (kernels_ext/cuda/stress.cpp) also fails where a push meets a slot that is still in use. Two of its parts can
+be taken out, and each time it must fail, or it would prove nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from workbench.backends.build import find_compiler
+
+ROOT = Path(__file__).resolve().parents[2] / "kernels_ext"
+FLAGS = ("-std=c++17", "-g", "-O1", "-fsanitize=thread", "-pthread", f"-I{ROOT}/include")
+
+
+def compiled(directory: Path, *flags: str) -> Path:
+    command = find_compiler()
+    if command is None:
+        pytest.skip("no C++ compiler here")
+    program = directory / "stress"
+    line = [*command, *FLAGS, *flags, str(ROOT / "cuda" / "stress.cpp"), "-o", str(program)]
+    if subprocess.run(line, check=False, capture_output=True, timeout=100).returncode != 0:
+        pytest.skip("no compiler with a working ThreadSanitizer here")
+    return program
+
+
+def run(program: Path, *numbers: int) -> subprocess.CompletedProcess[str]:
+    line = [str(program), *map(str, numbers)]
+    return subprocess.run(line, check=False, capture_output=True, text=True, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = compiled(tmp_path_factory.mktemp("tsan"))
+    if run(program, 2, 1, 0, 1).returncode != 0:
+        pytest.skip("no compiler with a working ThreadSanitizer here")
+    return program
+
+
+@pytest.mark.parametrize(("ranks", "lanes", "calls"), [(2, 3, 80), (3, 2, 60), (4, 2, 60), (8, 2, 16), (16, 1, 8)])
+def test_calls_of_both_algorithms_and_any_size_mix_on_one_workspace(sanitized, ranks, lanes, calls):
+    done = run(sanitized, ranks, lanes, calls, 7)
+    assert done.returncode == 0, done.stdout + done.stderr[:4000]
+    assert done.stdout == f"{ranks} ranks, {lanes} lanes, {calls} calls: all right\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("part", ["WBK_ONE_HALF", "WBK_NO_SENTINEL"])
+def test_the_twin_notices_when_a_part_of_the_protocol_is_missing(tmp_path, sanitized, part):
+    done = run(compiled(tmp_path, f"-D{part}"), 4, 2, 60, 7)
+    assert done.returncode == 1
+    assert "into a slot in use" in done.stdout
