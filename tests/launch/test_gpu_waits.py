@@ -106,6 +106,10 @@ def test_a_rank_of_a_cluster_comes_back_from_a_wait_in_c(cluster: Cluster) -> No
     start = "from workbench.launch.gpu_waits import end_waits_on_interrupt\nend_waits_on_interrupt(unlock)"
     cluster.run(f"{MUTEX}\n{start}", ranks=1)
     with pytest.raises(CellDeadlineError):
+        cluster.run("import time; time.sleep(60)", ranks=1, deadline_s=0.3)
+    assert cluster.interrupt(wait_s=20) == ()
+    cluster.run("time.sleep(1); assert ended == []", ranks=1)
+    with pytest.raises(CellDeadlineError):
         cluster.run("pthread.pthread_mutex_lock(mutex)", ranks=1, deadline_s=0.3)
     started = time.monotonic()
     assert cluster.interrupt(wait_s=20) == ()
