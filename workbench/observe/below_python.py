@@ -16,9 +16,10 @@ from typing import Any
 
 from workbench.observe.described import describe_tensor, reduce_op_name
 from workbench.observe.endings import tell_exception
+from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import known_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.works import start_work
+from workbench.observe.works import start_polling, start_work
 from workbench.trace import Lane, Token
 
 OPERATORS = {
@@ -154,8 +155,9 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
     here = this_process.here
     work_of = torch.distributed.Work.unbox
 
-    def begin(args: tuple[Any, ...]) -> tuple[Lane, Token] | None:
+    def begin(args: tuple[Any, ...]) -> tuple[Lane, Token, bool] | None:
         tensor = args[input_at]
+        many = isinstance(tensor, list | tuple) and len(tensor) > 1
         while isinstance(tensor, list | tuple):
             tensor = tensor[0] if tensor else None
         known = known_group(torch.distributed.ProcessGroup.unbox(args[group_at]))
@@ -171,8 +173,10 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
         if peer_at >= 0:
             fields["peer_world_rank"] = known.ranks[args[peer_at]]
         capture = this_process.capturing > 0
-        token = known.lane.begin(op, path=known.backend, capture=capture, remark="async; below Python", **fields)
-        return None if token is None else (known.lane, token)
+        name = op if many else op.removesuffix("_coalesced")  # torch's own way to say one all_gather_into_tensor
+        remark = f"async; {REMARK}; below Python" if tensor.is_cuda else "async; below Python"
+        token = known.lane.begin(name, path=known.backend, capture=capture, remark=remark, **fields)
+        return None if token is None else (known.lane, token, tensor.is_cuda)
 
     def kernel(keyset: Any, *args: Any) -> Any:
         if here.inside or not this_process.live:
@@ -184,7 +188,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             begun = None
         if begun is None:
             return overload.redispatch(keyset & below, *args)
-        lane, token = begun
+        lane, token, on_gpu = begun
         here.inside = OPAQUE
         try:
             result = overload.redispatch(keyset & below, *args)
@@ -194,8 +198,13 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             raise
         finally:
             here.inside = ""
-        work = work_of(result[-1] if isinstance(result, tuple) else result)
-        start_work(work, lane, token, op, polled=peer_at < 0)
+        if on_gpu and peer_at < 0 and start_on_gpu(torch.distributed.ProcessGroup.unbox(args[group_at]), lane, token):
+            start_polling()
+        elif on_gpu:
+            lane.end(token)
+        else:
+            work = work_of(result[-1] if isinstance(result, tuple) else result)
+            start_work(work, lane, token, op, polled=peer_at < 0)
         return result
 
     return kernel

@@ -55,6 +55,15 @@ class Described:
             parts.append(args[at] if num > at else kwargs.get(name))
         return tuple(parts)
 
+    def on_gpu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the call's first tensor is on a GPU."""
+        for at, name in self._tensors:
+            value: Any = args[at] if len(args) > at else kwargs.get(name)
+            value = value[0] if type(value) in _LISTS and value else value
+            if value is not None:
+                return bool(getattr(value, "is_cuda", False))
+        return False
+
     def fields(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks: tuple[int, ...]) -> dict[str, Any]:
         """The fields of Lane.begin that the arguments speak of. `ranks`: the group's members."""
         num = len(args)

@@ -103,8 +103,11 @@ def _innermost(trace: TracebackType | None, inner_files: tuple[str, ...]) -> Cal
 
 
 def _close(how: str = "") -> None:
+    from workbench.observe.works import stop_polling
+
     recorder = this_process.recorder
     if recorder.enabled:
+        stop_polling()
         status = this_process.exit_status or 0
         recorder.instant("exit", note=f"status={status}{f', {how}' if how else ''}")
         this_process.live = False

@@ -12,11 +12,16 @@ from workbench.trace import Lane
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A process group: its lane, its backend, and its members as torch numbers them. `member`: is this rank one."""
+    """A process group: its lane, its backend, and its members as torch numbers them."""
 
     lane: Lane
     backend: str
     ranks: tuple[int, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether calls on GPU tensors return before they are done."""
+        return "nccl" in self.backend
 
 
 _known: dict[Any, Known] = {}

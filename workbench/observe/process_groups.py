@@ -21,10 +21,11 @@ from urllib.parse import parse_qs, urlparse
 from workbench.observe.below_python import cover_process_group
 from workbench.observe.described import Described
 from workbench.observe.endings import record_endings, tell_exception
+from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import Known, forget_groups, known_group, note_group, strange_group
 from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.stores import record_store_waits
-from workbench.observe.works import record_work_waits, start_work
+from workbench.observe.works import end_completed, record_work_waits, start_polling, start_work
 from workbench.trace import Lane, Recorder, Token
 
 ROOTED = {
@@ -54,7 +55,7 @@ NAMES = {
 }
 """Functions recorded under the name of another that does the same."""
 
-_Begun = tuple[Lane | Recorder, Token | None]
+_Begun = tuple[Lane | Recorder, Token | None, Any]  # the last: the process group of a call on a GPU
 
 
 def install(module: Any) -> None:
@@ -91,12 +92,14 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
         """What has no place in its group's sequence: a recv from anybody, a call on what is no group."""
         recorder = this_process.recorder
         note = "" if known is None else f"from any rank on {known.lane.info}"
-        return recorder, recorder.begin(op, remark=remark, note=note)
+        return recorder, recorder.begin(op, remark=remark, note=note), None
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, frame: FrameType) -> _Begun:
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        known = known_group(member.WORLD if group is None else group)
-        remark = _words(group is None, known is not None, is_async, here.inside)
+        group_used = member.WORLD if group is None else group
+        known = known_group(group_used)
+        on_gpu = known is not None and known.on_gpu and not is_peered and what.on_gpu(args, kwargs)
+        remark = _words(group is None, known is not None, is_async, on_gpu, here.inside)
         if known is None:
             known = strange_group()
         if known is None:
@@ -105,7 +108,8 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
             return begin_elsewhere(known, remark)
         capture = this_process.capturing > 0
         key = (op, capture, remark, what.key(args, kwargs))
-        return known.lane, known.lane.begin_known(key, frame, describe, args, kwargs, known, capture, remark)
+        token = known.lane.begin_known(key, frame, describe, args, kwargs, known, capture, remark)
+        return known.lane, token, group_used if on_gpu else None
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -115,10 +119,10 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
         is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
         door: Lane | Recorder
         try:
-            door, token = begin(args, kwargs, is_async, sys._getframe(1))
+            door, token, gpu_group = begin(args, kwargs, is_async, sys._getframe(1))
         except Exception as e:  # recording must not fail the call
             this_process.fail(e)
-            door, token = this_process.recorder, None
+            door, token, gpu_group = this_process.recorder, None, None
         here.inside = within
         try:
             result = original(*args, **kwargs)
@@ -128,7 +132,9 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
             raise
         finally:
             here.inside = inside
-        if is_async and result is not None:
+        if gpu_group is not None and isinstance(door, Lane) and start_on_gpu(gpu_group, door, token):
+            start_polling()
+        elif is_async and result is not None:
             start_work(result, door, token, op, polled=not is_peered)
         else:
             door.end(token)
@@ -138,12 +144,13 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
 
 
 @functools.cache
-def _words(by_default: bool, is_member: bool, is_async: bool, inside: str) -> str:
+def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, inside: str) -> str:
     """The remark of a call."""
     words = [
         *(["default group"] if by_default else []),
         *([] if is_member else ["non-member"]),
         *(["async"] if is_async else []),
+        *([REMARK] if on_gpu else []),
         *([f"inside {inside}"] if inside else []),
     ]
     return "; ".join(words)
@@ -223,6 +230,7 @@ def _recorded_destroy(module: Any, original: Callable[..., Any]) -> Callable[...
         world = module.GroupMember.WORLD
         known = known_group(group or world) if module.is_initialized() else None
         door: Lane | Recorder = known.lane if known is not None else this_process.recorder
+        end_completed()
         token = door.begin("destroy_process_group", remark="" if group is not None else "default group")
         try:
             result = original(group)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import threading
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.observe.gpu import end_finished
 from workbench.observe.process import this_process
 from workbench.trace import Lane, Recorder, Token
 
-_POLL_S = 0.02
+_POLL_S, _GPU_POLL_S = 0.02, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ _poller: threading.Thread | None = None
 def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *, polled: bool) -> None:
     """Remember a call that returned a Work. `polled`: ask the Work itself whether it has completed.
 
-    Sends and receives never say so, and a Work on a GPU must not be asked while a graph is captured.
+    Sends and receives never say so.
     """
     group = f" on {door.info.key}" if isinstance(door, Lane) and door.info is not None else ""
     number = f" #{token[1]}" if token is not None and group else ""
@@ -44,7 +44,7 @@ def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *
         return
     if polled:
         _polled.add(work)
-        _start_polling()
+        start_polling()
 
 
 def record_work_waits(work_class: Any) -> None:
@@ -103,7 +103,8 @@ def _end(work: Any, error: str = "") -> None:
         started.door.end(started.token, error=error)
 
 
-def _start_polling() -> None:
+def start_polling() -> None:
+    """Have a thread look for calls that complete, as long as there are any."""
     global _poller
     if _poller is None:
         _poller = threading.Thread(target=_poll, name="workbench-works", daemon=True)
@@ -116,17 +117,26 @@ def _poll() -> None:
         _wake.wait()
         _wake.clear()
         while _polled and not _leaving.wait(_POLL_S):
-            for work in list(_polled):
-                if _ask(work):
-                    _end(work)
+            end_completed()
+        while end_finished() and not _polled and not _leaving.wait(_GPU_POLL_S):
+            pass
+        if _polled or end_finished():
+            _wake.set()
 
 
-@atexit.register
-def _leave() -> None:
-    """Stop asking before the interpreter ends: a thread caught inside C++ then would abort the process."""
+def end_completed() -> None:
+    """End the calls whose Work says that it has completed."""
+    for work in list(_polled):
+        if _ask(work):
+            _end(work)
+
+
+def stop_polling() -> None:
+    """Before the interpreter ends: a thread caught inside C++ then would abort the process."""
+    end_completed()
     _leaving.set()
     _wake.set()
-    if _poller is not None:
+    if _poller is not None and _poller is not threading.current_thread():
         _poller.join(timeout=5)
 
 

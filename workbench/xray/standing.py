@@ -67,8 +67,9 @@ def waiting_ranks(trace: Trace, *, dead: Collection[int] = ()) -> frozenset[int]
 
 
 def is_waiting(call: RankCall) -> bool:
-    """True for a call that began, has not ended, and holds the program up."""
-    return call.end is None and "async" not in call.event.note.split("; ")
+    """True for a call that began, has not ended, and holds up the program, its GPU, or C++ that nobody sees waiting."""
+    words = call.event.note.split("; ")
+    return call.end is None and ("async" not in words or "on the GPU" in words or "below Python" in words)
 
 
 def call_text(event: Event) -> str:
