@@ -298,6 +298,17 @@ def step_memory(run):
     workspace.close()
     run.meet()
 
+    workspace = custom.bind(channel_of(run), request)
+
+    def layer(x, residual, weight):
+        out = workspace.all_reduce_add_rms_norm(x * 1, residual, weight, eps=EPS, weight_bias=0.0)
+        return workspace.all_reduce(out.residual)
+
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, residual, weight)
+    checks.that(bool((got == run.ranks * (run.ranks + 1)).all()), "memory: compiled into one graph")
+    workspace.close()
+    run.meet()
+
     class Refused(abi.OwnMemory):
         def __init__(self, *args, **more):
             if more["share"] == abi.FD and run.rank == run.ranks - 1:
