@@ -52,14 +52,14 @@ _WHOLE_WORLD = ("init_process_group", "new_group")
 class _Group:
     """What is known of one process group. `lost` says which of its calls was interrupted; "" if none.
 
-    connected: the sets of world ranks that have come to a first call on CUDA tensors together.
+    connected: who has come to a first call on CUDA tensors together: "all", or a pair such as "0-1".
     """
 
     key: GroupKey
     lane: Lane
     backend: str
     lost: str = ""
-    connected: set[tuple[int, ...]] = field(default_factory=set)
+    connected: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class CallRecorder:
                 self._kinds.setdefault(tuple(sorted(ranks)), kind)
         self._groups: dict[dist.ProcessGroup, _Group] = {}
         self._generation = 0
+        self._gpu_lost = ""  # what the groups with NCCL were lost to, those not met yet as well
         self._inside = threading.local()
         self._unfinished: weakref.WeakKeyDictionary[dist.Work, _Started] = weakref.WeakKeyDictionary()
 
@@ -106,14 +107,16 @@ class CallRecorder:
     def start_generation(self, number: int) -> None:
         """Groups met from now on belong to generation `number`; those before are forgotten. Local."""
         self._generation = number
+        self._gpu_lost = ""
         self._groups.clear()
         self._recorder.instant("generation", note=str(number))
 
     def lose_gpu_groups(self) -> None:
         """Let no call through on groups with NCCL before the next generation. Local; any thread."""
+        self._gpu_lost = "a wait on the GPU"
         for group in list(self._groups.values()):
             if "nccl" in group.backend:
-                group.lost = group.lost or "a wait on the GPU"
+                group.lost = group.lost or self._gpu_lost
 
     def _on_group(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -133,7 +136,7 @@ class CallRecorder:
                     f"call; run cluster.rebuild()"
                 )
             tensor = _input_of(given)
-            on_cpu = tensor.device.type == "cpu" if tensor is not None else "gloo" in group.backend
+            on_cpu = _on_cpu(given, group, tensor)
             fields = _fields(name, given, group, tensor)
             if name in _PEER and fields["peer_world_rank"] is None:  # from whoever sends: nobody's sequence
                 token, text = self._recorder.begin(name, note=f"from any rank on {group.key}"), f"{name} on {group.key}"
@@ -201,12 +204,14 @@ class CallRecorder:
         NCCL makes a communicator in that call, one for the group and one for each pair that sends and receives. It
         waits for the others in C++, before anything runs that could be aborted.
         """
-        ranks = group.key.world_ranks if peer is None else tuple(sorted({dist.get_rank(), peer}))
+        pair = () if peer is None else tuple(sorted({dist.get_rank(), peer}))
+        who = "-".join(map(str, pair)) or "all"
         together = process_group in dist.distributed_c10d._world.pg_coalesce_state  # a batch: its end is what waits
-        if ranks not in group.connected and not together:
-            name = f"workbench/connect/{process_group.group_name}/{'.'.join(map(str, ranks))}"
-            arrive(default_store(), name, ranks, dist.get_rank(), self._timeout_s, what=text)
-            group.connected.add(ranks)
+        if who not in group.connected and not together:
+            name = f"workbench/connect/{process_group.group_name}/{who}"
+            members = pair or group.key.world_ranks
+            arrive(default_store(), name, members, dist.get_rank(), self._timeout_s, what=text)
+            group.connected.add(who)
 
     def _group(self, process_group: dist.ProcessGroup) -> _Group:
         known = self._groups.get(process_group)
@@ -216,7 +221,9 @@ class CallRecorder:
             kind = "world" if world else self._kinds.get(tuple(sorted(ranks)), "group")
             key = GroupKey(kind, ranks)
             lane = self._recorder.group(key, ordinal=len(self._groups), generation=self._generation)
-            known = self._groups[process_group] = _Group(key, lane, str(dist.get_backend(process_group)))
+            backend = str(dist.get_backend(process_group))
+            lost = self._gpu_lost if "nccl" in backend else ""
+            known = self._groups[process_group] = _Group(key, lane, backend, lost)
         return known
 
 
@@ -235,6 +242,13 @@ def _fields(name: str, given: Mapping[str, Any], group: _Group, tensor: torch.Te
         place = given.get(f"group_{_PEER[name]}")
         fields["peer_world_rank"] = peer if place is None else group.key.world_ranks[place]
     return fields
+
+
+def _on_cpu(given: Mapping[str, Any], group: _Group, tensor: torch.Tensor | None) -> bool:
+    """Whether the call works on CPU tensors. torch keeps objects and barriers on the CPU where a group has gloo."""
+    if tensor is not None:
+        return tensor.device.type == "cpu"
+    return "gloo" in group.backend and not given.get("device_ids")
 
 
 def _input_of(given: Mapping[str, Any]) -> torch.Tensor | None:
