@@ -34,3 +34,10 @@ def test_the_text_twin_has_a_line_a_sample() -> None:
 
 def test_a_sample_survives_json() -> None:
     assert Sample.from_json(SAMPLES[0].to_json()) == SAMPLES[0]
+
+
+def test_a_group_of_many_members_goes_by_its_ends_under_its_bar() -> None:
+    long = "tp[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"
+    figure = timings_figure([_sample(kind, "fused", 1, 10.0) for kind in ("attention_tp[12,13,14,15]", long)])
+    assert list(figure.data[0].x) == ["attention_tp[12,13,14,15]", "tp[0,1,..15]"]
+    assert long in figure.data[0].hovertext[1]

@@ -11,6 +11,9 @@ from plotly.subplots import make_subplots
 from workbench.trace import Sample
 from workbench.views import theme
 
+MOST_MEMBERS = 8
+"""Members that are listed under a bar; the text beside a bar names all."""
+
 
 def timings_figure(samples: Sequence[Sample]) -> go.Figure:
     """Bars on a logarithmic axis: the kind's colour for the fused path, grey for the others; whiskers: all rounds."""
@@ -30,7 +33,7 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
             rows = [chosen[k] for k in kinds if k in chosen]
             first = variant == variants[0]
             figure.add_bar(
-                x=[escape(s.kind) for s in rows],
+                x=[escape(_label(s.kind)) for s in rows],
                 y=[s.median_us for s in rows],
                 error_y={
                     "type": "data",
@@ -66,6 +69,13 @@ def timings_text(samples: Sequence[Sample]) -> str:
         for s in samples
     ]
     return "\n".join(lines)
+
+
+def _label(kind: str) -> str:
+    """What stands under a bar: a group with many members by its first and last, 'tp[0,1,..15]'."""
+    name, bracket, members = kind.rstrip("]").partition("[")
+    ranks = members.split(",")
+    return kind if len(ranks) <= MOST_MEMBERS else f"{name}{bracket}{ranks[0]},{ranks[1]},..{ranks[-1]}]"
 
 
 def _hover(s: Sample) -> str:
