@@ -7,6 +7,7 @@ pair        two ranks, a GPU each: custom, nccl, nccl_window, symm_mem and flash
             after many open-close cycles the GPU has its memory back.
 four        four ranks, two a GPU, so that two subgroups work at one time: DP2 x TP2 and PP2 x TP2, groups next to each
             other and interleaved. NCCL's paths are not part of it.
+virtual     sixteen ranks as one launch on one GPU, through the same kernels.
 left-out    FlashInfer's workspace made for [0,1] of four ranks with its group left out: `workbench trace` says so.
 
 Exit 0 if every step ran and nothing was wrong. Needs two Hopper or Blackwell GPUs, and flashinfer-python for its part.
@@ -43,7 +44,8 @@ from workbench.ranks import GroupKey
 
 ROOT = Path(__file__).parent.parent.parent
 PATHS = ("custom", "nccl", "nccl_window", "symm_mem", "flashinfer")
-LIMITS_S = {"pair": 110, "four": 45, "left-out": 60}
+LIMITS_S = {"pair": 110, "four": 45, "virtual": 30, "left-out": 60}
+VIRTUAL = "from workbench.measure import check_virtual_ranks; run = check_virtual_ranks(); print(run); exit(run.wrong)"
 EPS = 1e-6
 GRACE_BYTES = 4 << 20  # the driver's own granularity, twice
 
@@ -103,6 +105,7 @@ def launch() -> int:
         steps = {
             "pair": [*torchrun, "2", *this, "--step", "pair"],
             "four": [*torchrun, "4", *this, "--step", "four"],
+            "virtual": [sys.executable, "-c", VIRTUAL],
             "left-out": trace,
         }
         failed = []
