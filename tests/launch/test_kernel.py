@@ -114,6 +114,15 @@ def test_a_deadline_in_a_cell_shows_no_frames_of_the_driver(kernel: Kernel) -> N
     kernel.run("cluster.rebuild()")
 
 
+def test_a_function_of_the_notebook_is_told_by_its_line_in_the_cell(kernel: Kernel) -> None:
+    failed = kernel.run("def half(n):\n    return 1 / n\ncluster.run(half, 0)").error
+    assert "cell, line 2 in half\n    return 1 / n\nZeroDivisionError" in failed
+    stuck = kernel.run("def wait():\n    import time\n    time.sleep(60)\ncluster.run(wait, deadline_s=0.5)").error
+    assert "cell, in wait, line 3: time.sleep(60)" in stuck
+    assert "ipykernel_" not in failed + stuck
+    kernel.run("cluster.interrupt()")
+
+
 def test_under_test_the_output_comes_once_sorted_and_without_colours(kernel: Kernel) -> None:
     kernel.run("import os; os.environ['WORKBENCH_TEST'] = '1'")
     answer = kernel.run(

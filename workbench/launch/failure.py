@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ _OF_A_GROUP = (
     "ClosedError",
 )
 _OURS = str(Path(__file__).parent)
+_SENT_BY = "File <string>:1"  # the line by which ipyparallel calls a function
+_CELL_FRAME = re.compile(r"File (?P<file>\S*[/\\]ipykernel_\d+[/\\]\w+\.py):(?P<line>\d+)(?P<function>.*)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -81,6 +84,15 @@ class RankDiedError(_Told, PeerDeadError):
 
 
 def shown_traceback(text: str) -> str:
-    """IPython's plain traceback of a rank without colours, and without the frames of this package's own waits."""
+    """IPython's plain traceback of a rank: no colours, no frames of this package's waits, no made-up names of files.
+
+    A function that was sent from a notebook stands in a cell there, of which only this process knows the text.
+    """
     blocks = _ANSI.sub("", text).rstrip().split("\n\n")
-    return "\n".join(block for block in blocks if not block.lstrip().startswith(f"File {_OURS}"))
+    kept = [block for block in blocks if not block.lstrip().startswith((f"File {_OURS}", _SENT_BY))]
+    return "\n".join(_CELL_FRAME.sub(_cell_frame, block) for block in kept)
+
+
+def _cell_frame(match: re.Match[str]) -> str:
+    source = linecache.getline(match["file"], int(match["line"])).strip()
+    return f"cell, line {match['line']}{match['function']}" + (f"\n    {source}" if source else "")

@@ -6,6 +6,7 @@ another process can read at any time. So it works for ranks that hang, in C++ to
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import signal
@@ -186,7 +187,7 @@ def _shown(frames: Sequence[tuple[str, int, str]], sources: Mapping[str, Sequenc
             told.append(f"{_short(file)}:{line} in {function}")
             continue
         source = sources.get(match["name"], ())
-        text = source[line - 1].strip() if 0 < line <= len(source) else ""
+        text = source[line - 1].strip() if 0 < line <= len(source) else linecache.getline(file, line).strip()
         where = "cell" if function == "<module>" else f"cell, in {function}"
         told.append(f"{where}, line {line}: {text}".rstrip(": "))
     if len(told) > _MOST_FRAMES:
