@@ -25,7 +25,8 @@ EXCHANGES = frozenset(
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture", "capture_warm_up", "replay"}
-_ENDED_BY_OTHERS = (-1, -2, -9, -15)  # signals by which a launcher or a person ends ranks that are alive
+_POLITE = (-1, -2, -15)  # signals by which a launcher or a person ends ranks that are alive
+_KILL, _KILL_AFTER_NS = -9, 5_000_000_000  # launchers kill who did not heed those for a long while; others kill at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +205,12 @@ class Scene:
     def was_ended(self, world_rank: int) -> bool:
         """Whether somebody ended the rank after another one had failed, as launchers do."""
         story = self.ranks[world_rank]
-        if story.exit is None or story.exit_status not in _ENDED_BY_OTHERS:
+        if story.exit is None or self.first_failure_ns is None:
             return False
-        assert self.first_failure_ns is not None
-        return story.exit.time_ns > self.first_failure_ns
+        later_ns = story.exit.time_ns - self.first_failure_ns
+        return (story.exit_status in _POLITE and later_ns > 0) or (
+            story.exit_status == _KILL and later_ns > _KILL_AFTER_NS
+        )
 
     def waits(self, call: RankCall) -> bool:
         """Whether the rank still waits in this call, and has done so for longer than patience allows."""

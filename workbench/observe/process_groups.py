@@ -24,7 +24,7 @@ from workbench.observe.endings import record_endings, tell_exception
 from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import Known, forget_groups, known_group, note_group, strange_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.stores import record_store_waits
+from workbench.observe.stores import record_store_waits, remember_prefixes, store_note
 from workbench.observe.works import end_completed, record_work_waits, start_polling, start_work
 from workbench.trace import Lane, Recorder, Token
 
@@ -68,6 +68,7 @@ def install(module: Any) -> None:
     module.destroy_process_group = _recorded_destroy(module, module.destroy_process_group)
     record_work_waits(module.Work)
     record_store_waits(module.Store)
+    remember_prefixes(module.PrefixStore)
     cover_process_group(module.ProcessGroup)
     record_endings()
     this_process.start_rank()
@@ -169,7 +170,7 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
         label = str(module._world.group_count)
         ranks = tuple(range(size or 0))
         lane = this_process.new_lane(ranks, label, "world") if ranks else None
-        note = _timeout_note(given)
+        note = "; ".join(filter(None, (_timeout_note(given), store_note(given, os.environ))))
         token = (lane or this_process.recorder).begin("init_process_group", note=note)
         if rank is None:
             this_process.early("init_process_group", note=note)

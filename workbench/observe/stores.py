@@ -1,9 +1,11 @@
-"""Waits for keys of a store, which no other tool shows."""
+"""Waits for keys of a store, which no other tool shows; and which store a process group is made on."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 from workbench.observe.process import this_process
@@ -37,3 +39,41 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
             recorder.end(token, error=error)
 
     return call
+
+
+# by PrefixStore: its prefix and what it stands on, which lives as long and so stays the same Python object
+_prefixes: weakref.WeakKeyDictionary[Any, tuple[str, Any]] = weakref.WeakKeyDictionary()
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_number = count(1)
+
+
+def remember_prefixes(prefix_store: Any) -> None:
+    """Keep the prefix that each PrefixStore is made with: torch does not tell it."""
+    make = prefix_store.__init__
+
+    @functools.wraps(make)
+    def recorded_make(store: Any, prefix: str, underlying: Any) -> None:
+        make(store, prefix, underlying)
+        _prefixes[store] = (str(prefix).strip("/"), underlying)
+
+    prefix_store.__init__ = recorded_make
+
+
+def store_note(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Names the store, prefix included, on which init_process_group keeps its keys; "" if that is a new one each time.
+
+    given: the arguments of the call. A launcher's own store is used by every call of the process.
+    """
+    store, method = given.get("store"), str(given.get("init_method") or "env://")
+    if store is None:
+        if method.startswith("file://"):
+            return f"store {method}"
+        of_launcher = method.startswith("env://") and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return f"store of the launcher, attempt {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if of_launcher else ""
+    prefixes = []
+    while store in _prefixes:
+        prefix, store = _prefixes[store]
+        prefixes.append(prefix)
+    if store not in _numbers:
+        _numbers[store] = next(_next_number)
+    return f"store {_numbers[store]}" + (f" under {'/'.join(reversed(prefixes))}" if prefixes else "")
