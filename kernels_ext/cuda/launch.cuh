@@ -58,7 +58,7 @@ template <class T, class Ranks> struct Push {
     if (resident) return *resident = most, 0;
 
     const uint32_t allowed = c.max_lanes ? c.max_lanes : uint32_t(most);
-    if (allowed > uint32_t(most) || allowed * c.cluster >= kCall) return kTooManyLanes;
+    if (most == 0 || allowed > uint32_t(most) || allowed * c.cluster >= kCall) return kTooManyLanes;
     const uint32_t lanes = lanes_for(rows, allowed);
     if (lanes == 0) return 0;
     config.gridDim = dim3(c.cluster, lanes, copies);

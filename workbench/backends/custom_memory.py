@@ -84,7 +84,7 @@ def share_slots(channel: Channel, kernels: abi.Kernels, device: int, shape: Shap
             "closed": sorted(_retired.get(key, {})),
         }
 
-    told = kernel_vote(channel, "the CUDA kernels", introduce)
+    told = kernel_vote(channel, "meeting of the GPUs", introduce)
     _free_retired(key, told)
     _require_fit(key, told)
     failures = []
