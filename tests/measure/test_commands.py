@@ -1,0 +1,222 @@
+"""Pins `workbench measure fused` and `workbench tune` from outside: real torchrun, exits, files, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from workbench.launch import find_survivors
+from workbench.trace import Role, Scenario, parse_comparison
+
+ROOT = Path(__file__).parent.parent.parent
+STORED = ROOT / "benchmarks" / "2026-11-29-h200x2"
+SMALL = ("--device", "cpu", "--hidden", "64", "--tokens", "1,3", "--rounds", "3", "--calls", "2")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run(
+    *arguments: str, timeout: float = 100, torchrun: str = "", cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    program = ["-m", "workbench"] if not torchrun else ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [sys.executable, *program, *([torchrun] if torchrun else []), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """One run with its result in a file."""
+    out = tmp_path_factory.mktemp("measured") / "now.json"
+    return out, run("measure", "fused", *SMALL, "--ranks", "3", "--json", str(out))
+
+
+def test_the_result_is_a_table_on_stdout_progress_on_stderr_and_a_file(measured: Any) -> None:
+    out, done = measured
+    assert done.returncode == 0, done.stderr
+    assert "hidden 64, bfloat16, 3 ranks on CPU" in done.stdout
+    assert "ratio" in done.stdout
+    assert "together, 1 tokens: shm" in done.stderr
+    result = parse_comparison(out.read_text(), "now.json")
+    assert (result.ranks, result.hidden, result.finished) == (3, 64, True)
+    assert [(row.scenario, row.tokens) for row in result.rows] == [(Scenario.TOGETHER, 1), (Scenario.TOGETHER, 3)]
+    about = result.about
+    assert {"commit", "workbench", "torch", "host", "method", "date"} <= about.keys()
+    assert about["command"].startswith("workbench measure fused --device cpu --hidden 64")
+    assert "/" not in about["command"].replace("now.json", "")  # no directory of this machine
+    assert os.uname().nodename not in json.dumps(dict(about))
+    assert [path.name for path in out.parent.iterdir()] == ["now.json"]
+
+
+def test_json_to_stdout_is_one_document() -> None:
+    done = run("measure", "fused", *SMALL, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert parse_comparison(done.stdout, "stdout").ranks == 2
+
+
+def test_a_loss_against_the_baseline_exits_3_and_names_the_row(measured: Any, tmp_path: Path) -> None:
+    document = json.loads(measured[0].read_text())
+    ours = document["rows"][1]["columns"]["shm"]["us"]
+    document["rows"][1]["columns"]["shm"]["us"] = {name: us / 1000 for name, us in ours.items()}
+    document["rows"][0]["columns"]["shm"]["us"] = {name: us * 1000 for name, us in ours.items()}
+    faster = tmp_path / "faster.json"
+    faster.write_text(json.dumps(document))
+    done = run("measure", "fused", *SMALL, "--ranks", "3", "--compare", str(faster))
+    assert done.returncode == 3, done.stderr
+    assert "slower than the baseline: 3 tokens (together)" in done.stderr
+    assert "slower than the baseline: 1 tokens" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"device": "NVIDIA H200"}, "the baseline has device NVIDIA H200, this run CPU"),
+        ({"dtype": "float16"}, "the baseline has dtype float16, this run bfloat16"),
+        ({"hidden": 128}, "the baseline has hidden 128, this run 64"),
+        ({"ranks": 2}, "the baseline has ranks 2, this run 3"),
+    ],
+)
+def test_a_baseline_of_other_work_is_refused_before_anything_starts(
+    measured: Any, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(measured[0].read_text()) | change))
+    done = run("measure", "fused", *SMALL, "--ranks", "3", "--compare", str(other))
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tokens", "1,1"], "different whole numbers"),
+        (["--tokens", "0"], "different whole numbers"),
+        (["--hidden", "12"], "multiples of 8"),
+        (["--ranks", "1"], "--ranks"),
+        (["--arrival", "late"], "together, skewed"),
+        (["--arrival", "skewed", "--chain", "gemm"], "is not measured"),
+        (["--device", "cpu", "--peers", "tests"], "--peers holds kernels for GPUs"),
+        (["--json", "/nowhere/now.json"], "cannot be written"),
+        (["--compare", "/nowhere/before.json"], "cannot be read"),
+        (["--compare", "README.md"], "not a JSON document"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_message_and_exit_2(arguments: list[str], told: str) -> None:
+    done = run("measure", "fused", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_runs_under_torchrun_and_a_wrong_way_is_not_timed_and_exits_3() -> None:
+    program = str(ROOT / "tests" / "measure" / "wrong_way.py")
+    done = run("--device", "cpu", "--hidden", "64", "--tokens", "3", "--rounds", "2", "--json", "-", torchrun=program)
+    assert done.returncode == 1, done.stderr  # torchrun's own: rank 0 ended with 3
+    assert "exitcode  : 3" in done.stderr
+    assert "a result is wrong, and not timed: short_sum at 3 tokens (together): world rank 0: sum" in done.stderr
+    result = parse_comparison(done.stdout, "stdout")
+    (row,) = result.rows
+    assert [name for name, _ in row.wrong] == ["short_sum"]
+    assert row.named("short_sum") is None
+    assert row.column(Role.OURS) is not None
+    assert row.best_peer in ("gloo", "gloo+norm")
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing_running(tmp_path: Path) -> None:
+    out = tmp_path / "now.json"
+    many = ",".join(str(n) for n in range(1, 200))
+    arguments = (*SMALL[:4], "--tokens", many, "--rounds", "3", "--calls", "2", "--json", str(out))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench", "measure", "fused", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("together, 1 tokens"):  # a row is there, the next one is being timed
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        _, told = process.communicate(timeout=30)
+        print(f"ended after {time.monotonic() - started:.1f} s")
+        assert process.returncode == 130, told
+        assert "Traceback" not in told
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert alive == []
+        assert find_survivors() == ()
+        kept = parse_comparison(out.read_text(), "kept")  # what was known
+        assert (kept.finished, len(kept.rows) >= 1) == (False, True)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_past_its_limit_it_ends_with_1_and_says_where_it_was() -> None:
+    done = run("measure", "fused", *SMALL[:4], "--tokens", "1,2", "--rounds", "9999", "--limit", "9")
+    assert done.returncode == 1
+    assert "ended after --limit 9 s; the last news:" in done.stderr
+    assert find_survivors() == ()
+
+
+def test_tune_measures_writes_a_table_and_why_reads_it(tmp_path: Path) -> None:
+    out = tmp_path / "tuned.json"
+    done = run("tune", "--device", "cpu", "--hidden", "64", "--tokens", "1,3", "--rounds", "3", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    table = json.loads(out.read_text())
+    assert (table["arches"], list(table["world_sizes"])) == (["cpu"], ["2"])
+    asked = ("why", "sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "64", "--tokens", "1")
+    assert run(*asked, "--table", str(out)).returncode == 0
+
+
+def test_a_table_tuned_from_stored_runs_decides_up_to_the_largest_size_that_was_won(tmp_path: Path) -> None:
+    out = tmp_path / "tuned.json"
+    sources = [word for name in ("h7168", "h4096") for word in ("--from", str(STORED / f"{name}.json"))]
+    assert run("tune", *sources, "--out", str(out)).returncode == 0
+
+    def decide(tokens: int, *more: str) -> tuple[str, str]:
+        asked = ("why", "sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "7168", "--tokens", str(tokens))
+        done = run(*asked, "--kind", "tp", "--json", *more)
+        plan = json.loads(done.stdout)["groups"][0]["plan"]
+        return plan["choice"], plan["standing"]
+
+    assert decide(4096, "--table", str(out)) == ("custom.fused.push", "measured")
+    assert decide(4097, "--table", str(out)) == ("nccl", "default")
+    document = json.loads(out.read_text())
+    document["world_sizes"]["2"]["fused"][0]["up_to"] = "14K"  # one token
+    document["world_sizes"]["2"]["graph"][0]["up_to"] = "14K"
+    out.write_text(json.dumps(document))
+    assert decide(1, "--table", str(out)) == ("custom.fused.push", "measured")
+    assert decide(2, "--table", str(out)) == ("nccl", "default")
+    assert decide(2) == ("custom.fused.push", "measured")  # the shipped table
+
+
+def test_a_table_that_does_not_fit_is_refused_by_field(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"schema": 1}')
+    asked = ("why", "sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "64", "--tokens", "1")
+    done = run(*asked, "--table", str(wrong))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "field 'provenance' is missing" in done.stderr
