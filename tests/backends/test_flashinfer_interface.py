@@ -49,6 +49,28 @@ def test_the_version_is_one_that_was_read_and_run() -> None:
     assert flashinfer.find_version_problem() == ""
 
 
+def test_kernels_that_would_be_compiled_inside_a_set_up_are_refused_with_the_command_that_builds_them(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer's own spec for Hopper, on a machine that has compiled nothing, and with an object where it looks."""
+    jit = importlib.import_module("flashinfer.jit.comm")
+    monkeypatch.setattr(jit.current_compilation_context, "TARGET_CUDA_ARCHS", {(9, "0a")})
+    told = flashinfer.find_build_problem("trtllm")
+    assert told.startswith("FlashInfer has not compiled its kernels here, which takes minutes; once, on each host: ")
+    assert "from flashinfer.jit.comm import gen_trtllm_comm_module as g" in told
+    spec = jit.gen_trtllm_comm_module()
+    assert (spec.is_aot, spec.is_compiled) == (False, False)
+    assert spec.aot_path.parts[-2:] == ("trtllm_comm", "trtllm_comm.so")
+    monkeypatch.setattr(type(spec), "is_aot", True)
+    assert flashinfer.find_build_problem("trtllm") == ""
+
+
+def test_a_gpu_without_kernels_is_told(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit = importlib.import_module("flashinfer.jit.comm")
+    monkeypatch.setattr(jit.current_compilation_context, "TARGET_CUDA_ARCHS", {(8, "0")})
+    assert flashinfer.find_build_problem("trtllm").startswith("FlashInfer has no kernels for this GPU: ")
+
+
 def test_a_workspace_is_made_with_these_parameters(comm: Any) -> None:
     assert parameters(comm.create_allreduce_fusion_workspace) == [
         *("backend", "world_size", "rank", "max_token_num", "hidden_dim", "dtype", "gpus_per_node", "comm_backend"),

@@ -53,6 +53,7 @@ ONE_SHOT_BYTES: Mapping[int, int] = MappingProxyType({2: 256 << 20, 4: 32 << 20,
 """Largest ranks x message for one-shot: FlashInfer's own table, tuned on B200; for 16, which it lacks, that of 8."""
 
 _CLUSTER, _BLOCK, _VECTOR_BYTES = 8, 1024, 16
+_MODULES = {"trtllm": "trtllm_comm", "mnnvl": "trtllm_mnnvl_comm"}
 
 
 def probe(request: Request, key: GroupKey) -> Verdict:
@@ -60,7 +61,9 @@ def probe(request: Request, key: GroupKey) -> Verdict:
 
     Local. Imports FlashInfer, which takes seconds the first time, only after everything cheaper is fine.
     """
-    problem = find_limit(request, key.size) or find_gpu_problem() or find_version_problem()
+    problem = (
+        find_limit(request, key.size) or find_gpu_problem() or find_version_problem() or find_build_problem("trtllm")
+    )
     return Verdict(not problem, problem or f"{key.size} GPUs, FlashInfer's trtllm kernels")
 
 
@@ -72,8 +75,7 @@ def room(request: Request, key: GroupKey) -> Room:
 def bind(channel: Channel, request: Request) -> FlashInferWorkspace:
     """Load the kernels, try the memory, make the workspace together, and prove it on first calls.
 
-    Collective: every member of the channel's group; never while a stream captures. FlashInfer compiles its kernels at
-    their first use, for minutes, unless they were built ahead.
+    Collective: every member of the channel's group; never while a stream captures.
     Raises: ResourceError, alike on every member and with nothing left behind, if a member shares its GPU, sits on
         another host, cannot load or allocate, or computes with another rounding; errors of the channel.
     """
@@ -143,6 +145,24 @@ def find_drift(comm: Any, version: str) -> str:
         if missing:
             return f"FlashInfer {version}: {function} takes no {', '.join(missing)}; use 0.7.2.post1"
     return ""
+
+
+def find_build_problem(fusion: str) -> str:
+    """Why the kernels of a fusion cannot be loaded at once, or ''. Local.
+
+    FlashInfer compiles at first use, for minutes; members that wait for one another would miss their deadline.
+    """
+    function = f"gen_{_MODULES[fusion]}_module"
+    try:
+        spec = getattr(importlib.import_module("flashinfer.jit.comm"), function)()
+    except RuntimeError as e:
+        return f"FlashInfer has no kernels for this GPU: {e}"
+    if spec.is_aot or spec.is_compiled:
+        return ""
+    return (
+        f"FlashInfer has not compiled its kernels here, which takes minutes; once, on each host: python -c "
+        f"'from flashinfer.jit.comm import {function} as g; g().build_and_load()'"
+    )
 
 
 def choose_one_shot(tokens: int, request: Request, size: int) -> bool:
@@ -303,9 +323,9 @@ def _buffer_bytes(request: Request, size: int) -> tuple[int, int, int]:
 
 
 def _load(fusion: str) -> None:
-    name = "trtllm_ar" if fusion == "trtllm" else "trtllm_mnnvl_ar"
-    module = importlib.import_module(f"flashinfer.comm.{name}")
-    getattr(module, "get_trtllm_comm_module" if fusion == "trtllm" else "get_trtllm_mnnvl_comm_module")()
+    name = _MODULES[fusion]
+    module = importlib.import_module(f"flashinfer.comm.{name.replace('_comm', '_ar')}")
+    getattr(module, f"get_{name}_module")()
 
 
 def _try_memory(request: Request, size: int) -> None:

@@ -15,6 +15,7 @@ from workbench.backends.flashinfer import (
     SIZES,
     FlashInferWorkspace,
     bind_fusion,
+    find_build_problem,
     find_gpu_problem,
     find_version_problem,
     room,
@@ -35,7 +36,7 @@ def probe(request: Request, key: GroupKey) -> Verdict:
         return Verdict(False, f"{request.dtype}; FlashInfer serves bfloat16, float16 and float32")
     if row_bytes % 16:
         return Verdict(False, f"rows of {row_bytes} bytes; FlashInfer serves multiples of 16")
-    problem = find_gpu_problem() or find_version_problem()
+    problem = find_gpu_problem() or find_version_problem() or find_build_problem("mnnvl")
     return Verdict(not problem, problem or f"{key.size} GPUs, FlashInfer's mnnvl kernels (never run by this project)")
 
 
