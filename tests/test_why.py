@@ -138,13 +138,13 @@ def test_multicast_is_allowed_by_its_setting_alone() -> None:
 def test_where_a_kernel_is_missing_the_answer_says_what_this_build_does() -> None:
     asked = {"machine": "h100x8", "sizes": {"tp": 8}, "kind": "tp", "rounding": "twice"}
     answer = why(tokens=64, **asked)  # 896 KiB a rank: an algorithm that nobody has written
-    assert (answer.groups[0].plan.choice, answer.groups[0].here.choice) == ("custom.two_shot_pull", "flashinfer")
-    told = [line for line in str(answer).splitlines() if line.startswith("  build  flashinfer for now; custom: ")]
+    assert (answer.groups[0].plan.choice, answer.groups[0].here.choice) == ("custom.two_shot_pull", "nccl")
+    told = [line for line in str(answer).splitlines() if line.startswith("  build  nccl for now; custom: ")]
     assert len(told) == 1
     assert told[0].endswith("no kernel for two_shot_pull in this build")
-    assert answer.to_json()["groups"][0]["this_build"]["choice"] == "flashinfer"
+    assert answer.to_json()["groups"][0]["this_build"]["choice"] == "nccl"
     small = why(tokens=1, **asked)
-    assert small.groups[0].here == small.groups[0].plan
+    assert (small.groups[0].here.choice, small.groups[0].plan.choice) == ("custom.fused.push",) * 2
     assert "build" not in str(small)
 
 

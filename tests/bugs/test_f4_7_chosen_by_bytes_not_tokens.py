@@ -46,8 +46,8 @@ def test_every_point_fits_by_bytes_or_falls_back_with_the_reason() -> None:
         (8192, 1024): "custom.two_shot_pull",
         (1, 8192): "custom.fused.push",
         (128, 8192): "custom.two_shot_pull",
-        (2048, 8192): "flashinfer",
-        (8192, 8192): "flashinfer",
+        (2048, 8192): "nccl",
+        (8192, 8192): "nccl",
     }
 
 

@@ -40,4 +40,4 @@ def test_the_probe_asks_first_and_the_group_falls_back_with_the_reason() -> None
     assert [decide_capability(fabric, c).ok for c in Capability] == [False] * 4
     plan = decide_path(fabric, Ask(hidden=4096, tokens=8))
     assert plan.choice == "nccl"
-    assert dict(plan.rejected) == dict.fromkeys(("custom.fused", "flashinfer", "custom"), reason)
+    assert dict(plan.rejected) == dict.fromkeys(("custom.fused", "custom"), reason)

@@ -34,14 +34,13 @@ UP_TO_8 = {2, 3, 4, 5, 6, 7, 8}
 # architecture -> widths with a custom path, where links allow one at all
 WIDTHS: dict[str, set[int]] = {"sm80": set(), "sm90": UP_TO_8, "sm100": UP_TO_8 | {16}, "sm103": UP_TO_8 | {16}}
 # (custom all-reduce on, fusion on, rounding) -> the choice where the custom path exists, and where only links exist.
-# "flashinfer" stands for it where it serves, and for "library" elsewhere: see _offered.
 CHOICES = {
     (True, True, "once"): ("custom.fused.push", "library"),
-    (True, True, "twice"): ("custom.fused.push", "flashinfer"),
+    (True, True, "twice"): ("custom.fused.push", "library"),
     (True, False, "once"): ("library", "library"),
     (True, False, "twice"): ("custom.push", "library"),
     (False, True, "once"): ("library", "library"),
-    (False, True, "twice"): ("flashinfer", "flashinfer"),
+    (False, True, "twice"): ("library", "library"),
     (False, False, "once"): ("library", "library"),
     (False, False, "twice"): ("library", "library"),
 }
@@ -49,8 +48,6 @@ CHOICES = {
 
 def _offered(choice: str, *, one_host: bool, size: int, symmetric: bool) -> str:
     """What a choice of CHOICES comes to: libraries' kernels end at the host and at widths of their own."""
-    if choice == "flashinfer" and one_host and size in (2, 4, 8, 16):
-        return "flashinfer"
     if choice.startswith("custom"):
         return choice
     return "symm_mem" if one_host and symmetric and size <= 8 else "nccl"
@@ -81,9 +78,8 @@ def test_the_choice_for_every_combination() -> None:
     assert checked == {
         "custom.fused.push": 828,  # 207 groups with links and a width, two switches' states with it, two offers
         "custom.push": 414,
-        "flashinfer": 252,
-        "symm_mem": 876,
-        "nccl": 9150,
+        "symm_mem": 966,
+        "nccl": 9312,
     }
     assert sum(checked.values()) == 4 * 15 * 2 * 2 * 3 * 8 * 2
 
@@ -110,7 +106,6 @@ def test_plans_in_full() -> None:
         rejected=(
             ("custom.fused", "112 MiB is above the 56 MiB at which sm90/ws2 fused ends"),
             ("custom", "112 MiB is above the 56 MiB at which sm90/ws2 graph ends"),
-            ("flashinfer", ROUNDS_TWICE),
         ),
         capacity_tokens=8192,
     )
@@ -204,7 +199,6 @@ def test_switches_are_told_as_reasons() -> None:
     assert decide_path(fabric, SMALL, Settings(custom_all_reduce=False)).rejected == (
         ("custom.fused", "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"),
         ("custom", "switched off by WORKBENCH_CUSTOM_ALL_REDUCE=0"),
-        ("flashinfer", ROUNDS_TWICE),
     )
     plan = decide_path(fabric, replace(SMALL, rounding="twice"), Settings(fusion=False))
     assert (plan.choice, plan.rejected) == (
@@ -220,7 +214,7 @@ EDGES = [
     (16, "custom.fused.push", "custom.fused.push"),  # 128 KiB
     (17, "nccl", "custom.two_shot_pull"),
     (2048, "nccl", "custom.two_shot_pull"),  # 16 MiB
-    (2049, "nccl", "flashinfer"),
+    (2049, "nccl", "nccl"),
 ]
 
 
@@ -236,7 +230,7 @@ def test_one_ask_up_to_many_tokens_has_a_plan_for_each_range_of_sizes() -> None:
     fabric = make_fabric(8)
     for rounding, choices in {
         "once": [("custom.fused.push", 16), ("nccl", 4096)],
-        "twice": [("custom.fused.push", 16), ("custom.two_shot_pull", 2048), ("flashinfer", 4096)],
+        "twice": [("custom.fused.push", 16), ("custom.two_shot_pull", 2048), ("nccl", 4096)],
     }.items():
         ask = Ask(hidden=4096, tokens=4096, rounding=rounding)
         plans = decide_plans(fabric, ask)
@@ -262,10 +256,10 @@ def test_an_algorithm_without_a_kernel_is_rejected_as_such_after_the_capability(
     fabric, group = make_fabric(8), "tp[0,1,2,3,4,5,6,7]"
     ask = Ask(hidden=4096, tokens=17, rounding="twice")  # 136 KiB: only two_shot_pull serves it
     plan = decide_path(fabric, ask, kernels=BUILT_KERNELS)
-    assert plan.choice == "flashinfer"
+    assert plan.choice == "nccl"
     assert dict(plan.rejected)["custom"] == "no kernel for two_shot_pull in this build"
     assert decide_path(fabric, replace(ask, tokens=1), kernels=BUILT_KERNELS).fallback == (
-        f"flashinfer over {group} above 128 KiB"
+        f"nccl over {group} above 128 KiB"
     )
     unlinked = make_fabric(8, num_hosts=2)
     assert "no kernel" not in str(decide_path(unlinked, ask, kernels=BUILT_KERNELS))
@@ -283,6 +277,45 @@ def test_a_path_asked_for_by_name_ignores_the_sizes_of_tables_and_nothing_else()
         assert decide_path(refusing, ask, order=order, by_name=True).choice == "none"
     off = decide_path(fabric, ask, Settings(custom_all_reduce=False), order=order, by_name=True)
     assert off.choice == "none"
+
+
+@pytest.mark.parametrize(
+    ("size", "num_hosts", "rounding", "dtype", "choice", "reason"),
+    [
+        (8, 1, "twice", "bfloat16", "flashinfer", ""),
+        (8, 1, "once", "float32", "flashinfer", ""),  # an fp32 sum has nothing to round
+        (8, 1, "once", "bfloat16", "none", "rounds twice between sum and residual"),
+        (3, 1, "twice", "bfloat16", "none", "serves groups of 2, 4, 8, 16 ranks"),
+        (8, 2, "twice", "bfloat16", "none", "its memory is shared within a host only"),
+    ],
+)
+def test_flashinfer_is_taken_by_name_where_it_serves(
+    size: int, num_hosts: int, rounding: str, dtype: str, choice: str, reason: str
+) -> None:
+    fabric, order = make_fabric(size, num_hosts=num_hosts, clique=True), path_order("cuda", backend="flashinfer")
+    ask = Ask(hidden=4096, tokens=64, rounding=rounding, dtype=dtype)
+    plan = decide_path(fabric, ask, order=order, by_name=True)
+    assert plan.choice == choice
+    assert reason in dict(plan.rejected).get("flashinfer", "")
+
+
+def test_mnnvl_needs_the_setting_and_the_capability() -> None:
+    order = path_order("cuda", backend="flashinfer_mnnvl")
+    ask = Ask(hidden=4096, tokens=64, rounding="twice")
+    on, off = make_fabric(8, multicast=True), replace_all(make_fabric(8, multicast=True), multicast_supported=False)
+    assert decide_path(on, ask, Settings(multicast=True), order=order, by_name=True).choice == "flashinfer_mnnvl"
+    told = [
+        decide_path(f, ask, s, order=order, by_name=True)
+        for f, s in ((on, Settings()), (off, Settings(multicast=True)))
+    ]
+    assert [plan.rejected for plan in told] == [
+        (("flashinfer_mnnvl", "needs multicast; WORKBENCH_MULTICAST=1 allows it"),),
+        (("flashinfer_mnnvl", "world ranks 0..7 without multicast"),),
+    ]
+
+
+def replace_all(fabric: Fabric, **fields: Any) -> Fabric:
+    return fabric_of(tuple(replace(f, **fields) for f in fabric.facts))
 
 
 def test_what_members_found_unusable_is_passed_over_with_their_reason() -> None:
@@ -380,7 +413,7 @@ def test_a_group_that_nothing_can_serve_is_unsupported_with_every_reason() -> No
     facts = make_facts(2)
     plan = decide_path(fabric_of((facts[0], replace(facts[1], device="", arch=""))), SMALL)
     assert (plan.choice, plan.standing, plan.capacity_tokens) == ("none", Standing.UNSUPPORTED, 0)
-    assert [name for name, _ in plan.rejected] == ["custom.fused", "custom", "flashinfer", "nccl"]
+    assert [name for name, _ in plan.rejected] == ["custom.fused", "custom", "nccl"]
 
 
 def test_a_measured_table_makes_the_choice_measured() -> None:

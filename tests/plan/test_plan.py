@@ -92,7 +92,7 @@ def test_each_path_has_one_backend_and_each_device_its_order() -> None:
         "nccl": "nccl",
     }
     assert path_order("cpu") == ("shm", "gloo")
-    assert path_order("cuda") == ("custom.fused", "custom", "flashinfer", "symm_mem", "nccl")
+    assert path_order("cuda") == ("custom.fused", "custom", "symm_mem", "nccl")
     assert path_order("cuda", backend="custom") == ("custom.fused", "custom")
     assert path_order("cuda", backend="shm") == ()
     assert path_order("cuda", backend="flashinfer_mnnvl") == ("flashinfer_mnnvl",)

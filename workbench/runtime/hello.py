@@ -49,6 +49,7 @@ def exchange_hello(
         "gpu": str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None,
         "fusion": settings.fusion,
         "custom_all_reduce": settings.custom_all_reduce,
+        "multicast": settings.multicast,
         "check": settings.check,
         "torch": torch.__version__,
         "problem": problem,
@@ -78,7 +79,7 @@ def exchange_hello(
             f"{group_map.world_size} ranks or build a map for {world_size}"
         )
     _compare(hellos, "devices", lambda h: str(h["device"]), "pass the same device= or set WORKBENCH_DEVICE alike")
-    for name in ("fusion", "custom_all_reduce", "check"):
+    for name in ("fusion", "custom_all_reduce", "multicast", "check"):
         variable = f"WORKBENCH_{name.upper()}"
         _compare(hellos, f"values of {variable}", itemgetter(name), f"set {variable} alike on every rank")
     _compare(hellos, "torch versions", lambda h: str(h["torch"]), "install the same torch on every rank")

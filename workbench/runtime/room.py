@@ -62,10 +62,19 @@ def decide_room(told: Sequence[tuple[int, Iterable[Claim]]]) -> str:
         asked = sum(claim.asked for _, claim in sharers)
         free = min(claim.free for _, claim in sharers)
         if asked > free:
-            each = "" if len(sharers) == 1 else f" ({sharers[0][1].asked} each)"
             ranks = name_ranks(rank for rank, _ in sharers)
-            problems.append(f"{ranks}: {asked} bytes asked{each} of {sharers[0][1].what}, {free} are free")
+            problems.append(f"{ranks}: {asked} bytes asked{_split(sharers)} of {sharers[0][1].what}, {free} are free")
     return "; ".join(problems)
+
+
+def _split(sharers: Sequence[tuple[int, Claim]]) -> str:
+    """How several ranks' bytes add up: ' (600 each)', or what each rank asks if that differs."""
+    if len(sharers) == 1:
+        return ""
+    parts = {claim.asked for _, claim in sharers}
+    if len(parts) == 1:
+        return f" ({parts.pop()} each)"
+    return f" ({', '.join(f'{claim.asked} by world rank {rank}' for rank, claim in sharers)})"
 
 
 def free_memory(root: Path = Path("/")) -> tuple[int, str]:

@@ -118,7 +118,7 @@ def _decide(
         dtype=str(request.dtype).removeprefix("torch."),
         fused=Op.ALL_REDUCE_ADD_RMS_NORM in request.ops,
         rounding=request.rounding.value,
-        symmetric_memory=True,
+        symmetric_memory=backend is not None,  # its kernels wait without bound: by name only
     )
     while True:
         plans = decide_plans(
