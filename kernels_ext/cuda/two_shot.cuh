@@ -3,7 +3,8 @@
 //   sum[t]  = T(x_0[t] + x_1[t] + ... + x_{n-1}[t] + residual[t])        fp32, in group-rank order, rounded once
 //   norm[t] = T(sum[t] * rsqrt(mean(sum[t]^2) + eps) * (weight_bias + weight))
 //
-// The same numbers, bit for bit, as push.cuh gives; fewer bytes over the links from three ranks on.
+// The same numbers, bit for bit, as push.cuh gives; fewer bytes over the links from three ranks on. The residual of a token is its
+// owner's: equal on every rank, as the operation has it.
 //
 // Grid: as in push.cuh, but a lane carries groups of n tokens (n ranks): group g is tokens g*n to g*n + n - 1, and token g*n + r belongs
 //   to rank r. The last group may be short: then the last ranks own none of it.
