@@ -62,10 +62,13 @@ def test_the_result_is_a_table_on_stdout_progress_on_stderr_and_a_file(measured:
     assert [path.name for path in out.parent.iterdir()] == ["now.json"]
 
 
-def test_json_to_stdout_is_one_document() -> None:
-    done = run("measure", "fused", *SMALL, "--json", "-")
+def test_json_to_stdout_is_one_document_and_ways_can_be_left_out() -> None:
+    done = run("measure", "fused", *SMALL, "--json", "-", "--without", "gloo,norm")
     assert done.returncode == 0, done.stderr
-    assert parse_comparison(done.stdout, "stdout").ranks == 2
+    result = parse_comparison(done.stdout, "stdout")
+    assert result.ranks == 2
+    assert dict(result.rows[0].left_out) == dict.fromkeys(("gloo", "norm"), "left out as asked")
+    assert [c.name for c in result.rows[0].columns] == ["shm", "gloo+norm", "shm again", "shm sum", "shm copied"]
 
 
 def test_a_loss_against_the_baseline_exits_3_and_names_the_row(measured: Any, tmp_path: Path) -> None:
@@ -129,13 +132,13 @@ def test_it_runs_under_torchrun_and_a_wrong_way_is_not_timed_and_exits_3() -> No
     done = run("--device", "cpu", "--hidden", "64", "--tokens", "3", "--rounds", "2", "--json", "-", torchrun=program)
     assert done.returncode == 1, done.stderr  # torchrun's own: rank 0 ended with 3
     assert "exitcode  : 3" in done.stderr
-    assert "a result is wrong, and not timed: short_sum at 3 tokens (together): world rank 0: sum" in done.stderr
+    assert "a result is wrong, and not timed: gloo at 3 tokens (together): world rank 0: sum" in done.stderr
     result = parse_comparison(done.stdout, "stdout")
     (row,) = result.rows
-    assert [name for name, _ in row.wrong] == ["short_sum"]
-    assert row.named("short_sum") is None
+    assert [name for name, _ in row.wrong] == ["gloo"]
+    assert row.named("gloo") is None
     assert row.column(Role.OURS) is not None
-    assert row.best_peer in ("gloo", "gloo+norm")
+    assert row.best_peer == "gloo+norm"
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing_running(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def _options(command: Any) -> Any:
                 type=click.Path(exists=True, file_okay=False, path_type=Path),
                 help="Directory of a kit with other systems' kernels (GPUs only).",
             ),
+            click.option("--without", metavar="NAME,NAME", help="Ways to leave out, such as flashinfer."),
             click.option("--timeout", type=click.FloatRange(0, 3600, min_open=True), default=60.0, show_default=True),
             click.option(
                 "--limit",
@@ -235,6 +236,7 @@ def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more:
         rounds=options["rounds"] or (30 if device == "cuda" else 15),
         calls=options["calls"],
         peers=str(options["peers"].absolute()) if options["peers"] else None,
+        without=tuple(options["without"].split(",")) if options["without"] else (),
         timeout_s=options["timeout"],
         limit_s=options["limit"],
         command=_command(),

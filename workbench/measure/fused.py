@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workbench.backends.base import Workspace
 from workbench.measure.about import describe_device, describe_run
 from workbench.measure.case import EPS, Case, CaseFailedError, Gives, Inputs, Work, again, check_case, together
 from workbench.measure.chain import ALONE, Gemms
@@ -29,13 +30,13 @@ from workbench.measure.timing import (
     skewed_host_round,
     time_rounds,
 )
-from workbench.plan import Plan
+from workbench.plan import all_paths, split_choice
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
+from workbench.runtime.workspaces import find_workspace
 from workbench.trace import Column, Comparison, Role, Row, Scenario, Spread
 
 KIND = "tp"
-_BACKENDS = {"cpu": ("shm", "gloo"), "cuda": ("custom", "nccl")}  # those timed as paths of a session
 _DELAY = "delay"
 _left_open: list[ExitStack] = []
 
@@ -79,11 +80,19 @@ def _place(row: Row) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A session that was prepared with one backend."""
+    """A session that was prepared with one backend; ours by its own choice, named after that for the fewest tokens."""
 
     name: str
     session: Session
-    plan: Plan
+
+
+def _backends(device: str) -> dict[str, str]:
+    """The backends that plans choose without multicast, and the rounding each is prepared with: once, if it can."""
+    found: dict[str, set[str]] = {}
+    for path in all_paths().values():
+        if path.device == device and not path.multicast and not path.by_name_only:
+            found.setdefault(path.backend, set()).update(path.roundings)
+    return {name: "once" if "once" in roundings else "twice" for name, roundings in found.items()}
 
 
 class _Bench:
@@ -102,8 +111,8 @@ class _Bench:
             dtype=getattr(torch, spec.dtype),
             device=spec.device,
         )
-        for name in _BACKENDS[spec.device]:
-            if name not in (ours.name, ours.name.partition(".")[0]):
+        for name in _backends(spec.device):
+            if name != ours.name:
                 self._try(name, partial(self._add_path, name))
         group = ours.session.torch_group(KIND)
         assert group is not None
@@ -116,7 +125,9 @@ class _Bench:
                 self._try(part, partial(self._add_kit, part, gloo))
         gc.collect()
         gc.freeze()  # every capture collects garbage, and what is set up by now is none
-        say(f"ours is {ours.plan.choice}; {len(self._paths) + len(self._others) - 1} other sources of ways")
+        say(
+            f"ours is {ours.session.why(KIND).choice}; {len(self._paths) + len(self._others) - 1} other sources of ways"
+        )
 
     def rows(self, tokens: int) -> Iterator[Row]:
         """A row for each scenario. Collective."""
@@ -135,14 +146,15 @@ class _Bench:
         spec = self._spec
         group_map = GroupMap.custom({KIND: [list(range(spec.ranks))]})
         session = self._stack.enter_context(Session(group_map, device=spec.device, timeout_s=spec.timeout_s))
-        plan = session.prepare(
+        session.prepare(
             KIND,
             hidden=spec.hidden,
             dtype=getattr(torch, spec.dtype),
             max_tokens=max(spec.tokens),
+            rounding=_backends(spec.device).get(backend or "", "once"),
             backend=backend,
         )
-        return _Path(plan.choice, session, plan)
+        return _Path(split_choice(session.why(KIND, tokens=min(spec.tokens)).choice)[0].backend, session)
 
     def _add_path(self, backend: str) -> None:
         self._paths.append(self._open(backend))
@@ -156,6 +168,9 @@ class _Bench:
 
     def _try(self, name: str, set_up: Callable[[], object]) -> None:
         """Set something up that is not there everywhere; a refusal is noted, and is the same on every rank."""
+        if name in self._spec.without:
+            self._left_out[name] = "left out as asked"
+            return
         try:
             together(self._meeting, f"set-up of {name}", set_up)
         except CaseFailedError as e:
@@ -176,6 +191,9 @@ class _Bench:
             yield _session_copied(self._paths[0], inputs)
 
     def _is_right(self, case: Case, inputs: Inputs, wrong: dict[str, str], left_out: dict[str, str]) -> bool:
+        if case.name in self._spec.without:
+            left_out[case.name] = "left out as asked"
+            return False
         if case.gives is Gives.NOTHING or case.role is Role.AGAIN:
             return True
         try:
@@ -332,7 +350,7 @@ class _Bench:
         if best is not None and ours is not None:
             ratio = Spread.of([a / b for a, b in zip(times[ours], times[best], strict=True) if b > 0] or [0.0])
         tokens = inputs.x.shape[0]
-        plan = self._paths[0].plan
+        plan = self._paths[0].session.why(KIND, tokens=tokens)
         return Row(
             scenario=scenario,
             tokens=tokens,
@@ -361,6 +379,13 @@ def _session_case(path: _Path, role: Role, inputs: Inputs, x: torch.Tensor | Non
         out = path.session.all_reduce_add_rms_norm(x, residual, inputs.weight, eps=EPS, group=KIND)
         return out.norm, out.residual
 
+    if path.session.device == "cuda":  # into a graph of ours, which a session does not know
+        workspace = _workspace(path, inputs.x)
+
+        def call() -> tuple[torch.Tensor, torch.Tensor]:
+            out = workspace.all_reduce_add_rms_norm(x, residual, inputs.weight, eps=EPS, weight_bias=0.0)
+            return out.norm, out.residual
+
     return Case(name=path.name, label=path.name, role=role, gives=Gives.FUSED, x=x, residual=residual, call=call)
 
 
@@ -372,14 +397,21 @@ def _session_copied(path: _Path, inputs: Inputs) -> Case:
 
 def _session_sum(path: _Path, fused: Case) -> Case:
     """The sum alone, on the fused case's own x."""
+    sum_up: Callable[[torch.Tensor], torch.Tensor] = partial(path.session.all_reduce, group=KIND)
+    if path.session.device == "cuda":
+        sum_up = _workspace(path, fused.x).all_reduce
     return replace(
         fused,
         name=f"{path.name} sum",
         label=f"{path.name}, sum alone",
         role=Role.PART,
         gives=Gives.SUM,
-        call=lambda: (None, path.session.all_reduce(fused.x, group=KIND)),
+        call=lambda: (None, sum_up(fused.x)),
     )
+
+
+def _workspace(path: _Path, x: torch.Tensor) -> Workspace:
+    return find_workspace(path.session, KIND, hidden=x.shape[1], dtype=x.dtype, tokens=x.shape[0])
 
 
 def _loader(case: Case, inputs: Inputs) -> Callable[[], None]:

@@ -16,6 +16,7 @@ class FusedSpec:
 
     rounds: times each way is timed, in turns.   calls: back to back within a round.   delay_us: how late the last rank
     comes in the skewed scenario.   peers: directory of a kit of other systems' kernels.
+    without: names of ways, or of what they come from, that are left out.
     timeout_s: for any wait on a rank.   limit_s: for the whole job.
     """
 
@@ -29,6 +30,7 @@ class FusedSpec:
     calls: int = 20
     delay_us: float = 200.0
     peers: str | None = None
+    without: tuple[str, ...] = ()
     timeout_s: float = 60.0
     limit_s: float = 600.0
     command: str = ""
@@ -63,4 +65,5 @@ class FusedSpec:
     def from_json(cls, data: dict[str, Any]) -> FusedSpec:
         """What to_json gave."""
         scenarios = tuple(Scenario(s) for s in data["scenarios"])
-        return cls(**{**data, "tokens": tuple(data["tokens"]), "scenarios": scenarios})
+        lists = {name: tuple(data[name]) for name in ("tokens", "without")}
+        return cls(**{**data, **lists, "scenarios": scenarios})
