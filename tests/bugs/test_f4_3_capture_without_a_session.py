@@ -53,13 +53,17 @@ def test_a_second_runner_on_the_same_session_takes_the_copy_path_and_both_are_ri
     assert run_ranks(2, body) == [(11.0, 11.0, 22.0)] * 2
 
 
-def test_under_a_foreign_capture_what_waits_or_allocates_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_foreign_capture_the_op_and_what_waits_or_allocates_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def body(rank: int) -> list[str]:
         with open_session(PAIR, "tp") as s:
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             s.device = "cuda"
             texts = []
+            s._calls._device = "cuda"
             for call in (
+                lambda: fused(s, "tp"),
                 lambda: s.prepare("tp", hidden=HIDDEN, dtype=torch.float32, max_tokens=64),
                 lambda: s.gather_object(rank, group="tp"),
                 lambda: s.barrier(group="tp"),
@@ -67,9 +71,9 @@ def test_under_a_foreign_capture_what_waits_or_allocates_is_refused_by_name(monk
             ):
                 with pytest.raises(CaptureError) as e:
                     call()
-                texts.append(str(e.value).split(" on world rank")[0])
-            s.device = "cpu"
+                texts.append(str(e.value).split(" on world rank")[0].removeprefix("tp[0,1]: "))
+            s.device = s._calls._device = "cpu"
             assert error_name(lambda: only(fused(s, "tp").residual)) == 16.0
             return texts
 
-    assert run_ranks(2, body) == [["prepare", "gather_object", "barrier", "freeze"]] * 2
+    assert run_ranks(2, body) == [["all_reduce_add_rms_norm", "prepare", "gather_object", "barrier", "freeze"]] * 2

@@ -66,6 +66,19 @@ def test_check_mode_refuses_a_swap_of_tensors_that_look_different() -> None:
     assert "world rank 1: all_reduce (sum), x float32 [1, 16]" in first
 
 
+def test_check_mode_refuses_a_swap_of_tensors_that_look_alike_by_their_labels() -> None:
+    def body(rank: int) -> str:
+        with _session(check=True) as s, pytest.raises(MismatchError) as e:
+            for name, x in _tensors(rank).items():
+                s.all_reduce(x, group="tp", label=name)
+        return str(e.value)
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert "world rank 0: all_reduce (sum), x float32 [1, 8] strides [8, 1], on shm, label 'x'" in first
+    assert "world rank 1: all_reduce (sum), x float32 [1, 8] strides [8, 1], on shm, label 'y'" in first
+
+
 def reduce_x(s: Session, tensors: dict[str, torch.Tensor]) -> None:
     s.all_reduce(tensors["x"], group="tp")
 
