@@ -129,7 +129,8 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], told: str) ->
 
 def test_it_runs_under_torchrun_and_a_wrong_way_is_not_timed_and_exits_3() -> None:
     program = str(ROOT / "tests" / "measure" / "wrong_way.py")
-    done = run("--device", "cpu", "--hidden", "64", "--tokens", "3", "--rounds", "2", "--json", "-", torchrun=program)
+    options = ("--device", "cpu", "--hidden", "64", "--tokens", "3", "--rounds", "2", "--json", "-")
+    done = run("peer", *options, torchrun=program)
     assert done.returncode == 1, done.stderr  # torchrun's own: rank 0 ended with 3
     assert "exitcode  : 3" in done.stderr
     assert "a result is wrong, and not timed: gloo at 3 tokens (together): world rank 0: sum" in done.stderr
@@ -139,6 +140,17 @@ def test_it_runs_under_torchrun_and_a_wrong_way_is_not_timed_and_exits_3() -> No
     assert row.named("gloo") is None
     assert row.column(Role.OURS) is not None
     assert row.best_peer == "gloo+norm"
+
+
+def test_our_own_way_is_not_timed_either_if_it_is_wrong() -> None:
+    program = str(ROOT / "tests" / "measure" / "wrong_way.py")
+    options = ("--device", "cpu", "--hidden", "64", "--tokens", "3", "--rounds", "2", "--json", "-", "--chain", "gemm")
+    done = run("ours", *options, torchrun=program)
+    assert "exitcode  : 3" in done.stderr
+    assert "our way is missing at 3 tokens (gemm)" in done.stderr
+    (row,) = parse_comparison(done.stdout, "stdout").rows
+    assert [c.name for c in row.columns] == ["gemms", "gloo+norm"]
+    assert (row.ratio, row.column(Role.OURS)) == (None, None)
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing_running(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ The module gives `Bench(gloo_group)` and `load_peers(part, bench, hidden=, max_t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -36,12 +37,12 @@ class Kit:
 
     def __init__(self, directory: Path, part: str, work: Work, gloo: dist.ProcessGroup, *, max_tokens: int) -> None:
         sys.path.insert(0, str(directory))
-        module = importlib.import_module("measure_peers")
-        self._work = work
-        self._bench = module.Bench(gloo)
-        self._ops: dict[str, Any] = module.load_peers(
-            part, self._bench, hidden=work.hidden, max_tokens=max_tokens, peers=str(directory)
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # stdout may be a document
+            module = importlib.import_module("measure_peers")
+            self._bench = module.Bench(gloo)
+            self._ops: dict[str, Any] = module.load_peers(
+                part, self._bench, hidden=work.hidden, max_tokens=max_tokens, peers=str(directory)
+            )
 
     def cases(self, inputs: Inputs) -> Iterator[Case]:
         """The columns of LABELS that take so many tokens."""
