@@ -63,14 +63,19 @@ def diagnose(pid: int | None, as_json: bool, directories: tuple[Path, ...]) -> N
       workbench diagnose node0/workbench-trace node1/workbench-trace --json
       workbench diagnose --pid 4711
     """
+    from workbench.xray.attach import look_at
     from workbench.xray.verdict import judge
 
     if (pid is None) == (not directories):
         raise click.UsageError("give either directories of `workbench trace` or --pid")
-    verdict = judge(*(d / "trace" if (d / "trace").is_dir() else d for d in directories))
-    document = verdict.to_json(command_status=None)
-    click.echo(json.dumps(document) if as_json else str(verdict))
-    if verdict.findings:
+    if pid is not None:
+        view = look_at(pid)
+        document, text, findings = view.to_json(), str(view), view.findings
+    else:
+        verdict = judge(*(d / "trace" if (d / "trace").is_dir() else d for d in directories))
+        document, text, findings = verdict.to_json(command_status=None), str(verdict), verdict.findings
+    click.echo(json.dumps(document) if as_json else text)
+    if findings:
         raise click.exceptions.Exit(3)
 
 

@@ -1,0 +1,52 @@
+"""How ranks end is recorded: exceptions with the line that raised them, exit statuses, signals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.observe.traced import Traced, torchrun, workbench_trace
+from workbench.trace import Event
+
+
+def ended(tmp_path: Path, how: str) -> tuple[Traced, list[Event], str]:
+    """The run, world rank 1's exceptions, and its exit note."""
+    traced = workbench_trace(tmp_path, torchrun("ends.py", how))
+    rank = traced.trace.rank(1)
+    assert rank is not None
+    exits = [e.note for e in rank.events if e.op == "exit"]
+    assert len(exits) == 1
+    return traced, [e for e in rank.events if e.op == "exception"], exits[0]
+
+
+def test_an_exception_nobody_catches_is_recorded_at_the_line_that_raised_it(tmp_path: Path) -> None:
+    traced, exceptions, note = ended(tmp_path, "exception")
+    assert [e.error for e in exceptions] == ["ValueError: no such expert: 7"]
+    site = exceptions[0].site
+    assert site is not None
+    assert (site.function, Path(site.file).name, site.line) == ("end", "ends.py", 14)
+    assert note == "status=1"
+    assert traced.document["verdict"] == "defect"
+    assert traced.document["findings"][0]["ranks"] == [1]
+    assert "no such expert: 7" in traced.document["findings"][0]["message"]
+    assert traced.status == 3
+    assert traced.document["command_status"] == 1
+
+
+@pytest.mark.parametrize(("how", "expected"), [("os_exit", "status=5, os._exit"), ("kill", "status=-9, signal 9")])
+def test_an_end_without_a_word_is_recorded_too(tmp_path: Path, how: str, expected: str) -> None:
+    traced, exceptions, note = ended(tmp_path, how)
+    assert (exceptions, note) == ([], expected)
+    assert traced.document["findings"][0]["ranks"] == [1]
+
+
+def test_what_leaves_a_collective_is_an_exception_of_the_rank_it_left(tmp_path: Path) -> None:
+    traced, _, _ = ended(tmp_path, "os_exit")
+    rank = traced.trace.rank(0)
+    assert rank is not None
+    found = [e for e in rank.events if e.op == "exception"]
+    assert len(found) == 1, "told once, though it also ended the program"
+    assert found[0].error.startswith("RuntimeError: ")
+    assert found[0].group is not None
+    assert found[0].group.world_ranks == (0, 1)
