@@ -26,7 +26,7 @@ from workbench.trace import TraceError, read_progress
 from workbench.xray import Verdict, judge
 
 PROGRAMS = Path(__file__).parent / "programs"
-QUIET_S = 1.5  # without an event of any rank, after which a world is judged
+QUIET_S = 1.5  # without an event or a tick of any rank, after which a world is judged
 GRACE_S = 0.5  # that ranks have after another has failed
 LIMIT_S = 60.0
 
@@ -41,7 +41,7 @@ class Run:
     output: str
 
 
-def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool) -> Run:
+def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool, quiet_s: float = QUIET_S) -> Run:
     """Run one program and judge it. A correct one is waited for, however long it is quiet."""
     traces = directory / "trace"
     traces.mkdir(mode=0o700)
@@ -63,7 +63,7 @@ def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool) ->
         os.close(starter)
     world = _World(pids, traces)
     try:
-        verdict = world.watch(judge_hangs=not correct)
+        verdict = world.watch(quiet_s=float("inf") if correct else quiet_s)
         hung = verdict is not None
         world.end(signal.SIGKILL)
         output = "\n".join((directory / f"rank-{r}.txt").read_text() for r in range(num_ranks))
@@ -80,8 +80,8 @@ class _World:
         self._pids, self._traces = pids, traces
         self._deadline = time.monotonic() + LIMIT_S
 
-    def watch(self, *, judge_hangs: bool) -> Verdict | None:
-        """Until all have ended; the verdict if they hang and something is found."""
+    def watch(self, *, quiet_s: float) -> Verdict | None:
+        """Until all have ended; the verdict if nothing happens for quiet_s, a rank waits, and something is found."""
         progress, moved = 0, time.monotonic()
         failed: float | None = None
         while self._running():
@@ -96,8 +96,8 @@ class _World:
             done = self._progress()
             if done != progress:
                 progress, moved = done, now
-            elif judge_hangs and now - moved > QUIET_S:
-                verdict = judge(self._traces, deadline_s=QUIET_S, running=True)
+            elif now - moved > quiet_s:
+                verdict = judge(self._traces, deadline_s=quiet_s, running=True)
                 if verdict.waiting and verdict.findings:
                     return verdict
                 moved = now
@@ -126,13 +126,22 @@ class _World:
         return [pid for pid in self._pids if pid not in self.statuses]
 
     def _progress(self) -> int:
-        total = 0
+        """Events of all ranks, and ticks of CPU time: on a busy machine a rank may compute for long between events."""
+        total = sum(_ticks(pid) for pid in self._pids)
         for path in self._traces.glob("*.wbtrace"):
             try:
                 total += read_progress(path)
             except (TraceError, OSError):
                 continue
         return total
+
+
+def _ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def _rank(rank: int, num_ranks: int, pipe: int, arguments: list[str], traces: Path, output: Path) -> None:

@@ -172,6 +172,16 @@ class Scene:
         return found
 
     @cached_property
+    def _first_begun(self) -> dict[tuple[int, GroupName], int]:
+        """By rank and group: the first call of which the begin was kept. The ring loses its oldest records first."""
+        first: dict[tuple[int, GroupName], int] = {}
+        for rank, story in self.ranks.items():
+            for call in story.calls:
+                if call.begin is not None and call.begin.group is not None and is_meeting(call.begin):
+                    first.setdefault((rank, self._names[rank][id(call.event.group)]), call.begin.sequence)
+        return first
+
+    @cached_property
     def made(self) -> frozenset[tuple[int, ...]]:
         """The members of every group that was made or used."""
         return frozenset(g.world_ranks for r in self.trace.ranks for g in r.groups)
@@ -240,11 +250,9 @@ class Scene:
             return True
         if drops.damaged or drops.table_lost:
             return False
-        for group, _ in drops.by_group:
-            if group is not None and group.world_ranks == name.world_ranks:
-                kept = [c.event.sequence for c in story.calls if c.event.group == group and is_meeting(c.event)]
-                return bool(kept) and sequence > min(kept)
-        return True
+        if all(group is None or group.world_ranks != name.world_ranks for group, _ in drops.by_group):
+            return True
+        return sequence > self._first_begun.get((world_rank, name), sequence)
 
 
 def parties(said: Mapping[int, object]) -> list[tuple[object, tuple[int, ...]]]:
