@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from workbench.diagnose import Finding, diagnose
-from workbench.observe import Frame, read_observed
+from workbench.observe import Frame, boot_id, read_ended, read_observed
 from workbench.trace import Trace, TraceError
 from workbench.xray.standing import Standing, find_standings, waiting_ranks
 
@@ -77,7 +77,8 @@ class Verdict:
 def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None, running: bool = False) -> Verdict:
     """Read what the ranks recorded and say what went wrong.
 
-    running: the job still runs here, so a rank that did not come may yet come, until deadline_s.
+    running: the job still runs here, so a rank that did not come may yet come, until deadline_s. A job that was ended
+    at its deadline is judged as it stood then.
     Raises: OSError. Files that cannot be read are counted against the certainty of the findings.
     """
     try:
@@ -86,30 +87,36 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
         if any(next(Path(d).glob("*.wbtrace"), None) for d in directories):
             raise
         return Verdict(trace=None)
-    now_ns = now_on(trace)
-    dead = dead_ranks(trace) if running or _is_local(trace) else frozenset()
+    ended = None if running else read_ended(directories)
+    if ended is not None:  # judged as it stood then
+        now_ns, patience_s = _on(trace, ended.boot_id, ended.monotonic_ns), ended.deadline_s
+        dead: frozenset[int] = frozenset()
+    else:
+        now_ns, patience_s = _on(trace, boot_id(), time.monotonic_ns()), deadline_s
+        dead = dead_ranks(trace)
+    stands = running or ended is not None
+    last_ns = trace.events[-1].time_ns if trace.events else 0
     return Verdict(
         trace=trace,
-        findings=diagnose(trace, deadline_s=deadline_s, now_ns=now_ns if running else None, dead=dead),
-        standings=find_standings(trace, now_ns=now_ns if running else _last_ns(trace), dead=dead),
+        findings=diagnose(trace, deadline_s=patience_s, now_ns=now_ns if stands else None, dead=dead),
+        standings=find_standings(trace, now_ns=now_ns if stands else last_ns, dead=dead),
         waiting=waiting_ranks(trace, dead=dead),
-        now_ns=now_ns,
+        now_ns=now_ns if stands else last_ns,
     )
 
 
-def now_on(trace: Trace) -> int:
-    """The present on the trace's clock, for ranks of this host. Units: nanoseconds since 1970."""
+def _on(trace: Trace, boot: str, monotonic_ns: int) -> int:
+    """A moment of one host's clock on the trace's, nanoseconds since 1970; the present where no rank is of that host."""
     for rank in trace.ranks:
-        header = rank.header
-        if header.boot_id == _boot_id():
-            return time.monotonic_ns() + header.anchor_wall_ns - header.anchor_monotonic_ns
+        if rank.header.boot_id == boot:
+            return monotonic_ns + rank.header.anchor_wall_ns - rank.header.anchor_monotonic_ns
     return time.time_ns()
 
 
 def dead_ranks(trace: Trace) -> frozenset[int]:
     """World ranks of this host whose process is gone and which did not say how they ended."""
     told = {e.world_rank for e in trace.events if e.op == "exit"}
-    here = _boot_id()
+    here = boot_id()
     return frozenset(
         r.world_rank
         for r in trace.ranks
@@ -128,23 +135,8 @@ def source_lines(texts: Sequence[str], *, most: int = 4) -> list[str]:
     return list(found)[:most]
 
 
-def _is_local(trace: Trace) -> bool:
-    return any(r.header.boot_id == _boot_id() for r in trace.ranks)
-
-
-def _last_ns(trace: Trace) -> int:
-    return trace.events[-1].time_ns if trace.events else 0
-
-
 def _lives(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "?"
