@@ -98,7 +98,13 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
     last_ns = trace.events[-1].time_ns if trace.events else 0
     return Verdict(
         trace=trace,
-        findings=diagnose(trace, deadline_s=patience_s, now_ns=now_ns if stands else None, dead=dead),
+        findings=diagnose(
+            trace,
+            deadline_s=patience_s,
+            now_ns=now_ns if stands else None,
+            dead=dead,
+            source=linecache.getline,
+        ),
         standings=find_standings(trace, now_ns=now_ns if stands else last_ns, dead=dead),
         waiting=waiting_ranks(trace, dead=dead),
         now_ns=now_ns if stands else last_ns,
