@@ -10,6 +10,7 @@ import torch
 from workbench.measure import Case, FusedSpec, Gives, SessionMeeting, Work, check_case, measure_fused
 from workbench.measure.case import together
 from workbench.measure.chain import Gemms
+from workbench.measure.timing import skewed_host_round
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
 from workbench.trace import Role, Scenario
@@ -69,6 +70,15 @@ def fail_on_one(rank: int) -> None:
                 raise RuntimeError("no such kernel\nin this build")
 
         together(SessionMeeting(session, "tp"), "set-up of it", step)
+
+
+def arrivals(rank: int, delay_us: float) -> list[int]:
+    """When this rank came to each of three calls, in nanoseconds of the host's clock; rank 1 comes late."""
+    with Session(GroupMap.build("sglang", tp=2), device="cpu", timeout_s=20) as session:
+        meeting = SessionMeeting(session, "tp")
+        nothing = (lambda: None, lambda: None)
+        once = skewed_host_round(meeting, nothing, calls=3, delay_us=delay_us * rank)
+        return [arrival for arrival, _ in once()]
 
 
 def products(rank: int) -> tuple[bool, float, int]:

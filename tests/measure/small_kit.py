@@ -36,15 +36,23 @@ def load_peers(part, bench, *, hidden, max_tokens, peers):
         common = {"fits": lambda tokens: True, "input": None, "eager": True, "graphed": True, "after_capture": None}
         return SimpleNamespace(**{**common, "kind": kind, "call": call, **more})
 
+    def one_kernel(x, residual, weight, eps, out):
+        assert out[1].data_ptr() != residual.data_ptr(), "one kernel writes the new residual elsewhere"
+        return fused(x, residual, weight, eps, out)
+
+    def composed(x, residual, weight, eps, out):
+        assert out[1] is residual, "composed ways update the residual in place, as engines do"
+        return fused(x, residual, weight, eps, out)
+
     def late(x, residual, weight, eps, out):
         norm, total = fused(x, residual, weight, eps, out)
         total[-1, -1] += 1  # wrong in one element
         return norm, total
 
     return {
-        "sgl_fused_1": op("fused", fused, fits=lambda tokens: tokens <= 2),
+        "sgl_fused_1": op("fused", one_kernel, fits=lambda tokens: tokens <= 2),
         "sgl_fused_2": op("fused", late),
-        "sgl+norm": op("fused", fused, input=lambda tokens: memory[:tokens]),
+        "sgl+norm": op("fused", composed, input=lambda tokens: memory[:tokens]),
         "sgl_ar": op("sum", reduce),
         "a_part_of_theirs": op("sum", reduce),
         "fi_two": op("fused", fused, graphed=False),

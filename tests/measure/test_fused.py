@@ -49,6 +49,11 @@ def test_the_time_with_a_late_rank_counts_from_its_arrival() -> None:
     assert 0 < row["columns"]["shm"]["us"]["median"] < 150_000
 
 
+def test_the_late_rank_is_late_at_every_call() -> None:
+    early, late = run_ranks(2, lambda rank: bodies.arrivals(rank, delay_us=300_000))
+    assert all(b - a > 150_000_000 for a, b in zip(early, late, strict=True))
+
+
 @pytest.mark.parametrize(
     ("fault", "gives", "told"),
     [
