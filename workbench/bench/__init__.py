@@ -1,5 +1,20 @@
 """`workbench measure` and `workbench tune`: jobs that time our way beside others, and what comes of it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from workbench.bench.commands import measure, tune
 
-__all__ = ["measure", "tune"]
+if TYPE_CHECKING:
+    from workbench.bench.gpus import gpu_comparison
+
+__all__ = ["gpu_comparison", "measure", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "gpu_comparison":  # needs torch, which the command line does not load for its help
+        from workbench.bench.gpus import gpu_comparison
+
+        return gpu_comparison
+    raise AttributeError(name)

@@ -188,12 +188,15 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
     else:
         comparisons = [_run(_spec(hidden, tokens, options), None)]
         bad = _complaints(comparisons[0])
-    text = json.dumps(tuned_table(comparisons, command=command), indent=2) + "\n"
+    table = tuned_table(comparisons, command=command)
+    text = json.dumps(table, indent=2) + "\n"
     if out is None:
         click.echo(text, nl=False)
     else:
         write_whole(out, text)
         _say(f"wrote {out}; `workbench why ... --table {out}` decides by it")
+    if table["arches"] == ["cpu"]:
+        _say("plans of CPU ranks look at no table: this one shows what was won, and decides nothing")
     _end(bad)
 
 
