@@ -8,13 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.observe.declared import declare
+    from workbench.observe.ended import Ended, boot_id, mark_ended, read_ended
     from workbench.observe.environment import recorded_environment
     from workbench.observe.observed import read_observed
     from workbench.observe.stacks import Frame, dump_stacks
 
-__all__ = ["Frame", "declare", "dump_stacks", "read_observed", "recorded_environment"]
+__all__ = [
+    "Ended",
+    "Frame",
+    "boot_id",
+    "declare",
+    "dump_stacks",
+    "mark_ended",
+    "read_ended",
+    "read_observed",
+    "recorded_environment",
+]
 
 _HOMES = {
+    "Ended": "ended",
+    "boot_id": "ended",
+    "mark_ended": "ended",
+    "read_ended": "ended",
     "Frame": "stacks",
     "declare": "declared",
     "dump_stacks": "stacks",

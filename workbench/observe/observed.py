@@ -8,18 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.observe.children import EXITS
+from workbench.observe.ended import read_ended
 from workbench.trace import Event, Phase, RankTrace, Trace, read_directory
 
 
 def read_observed(*directories: str | os.PathLike[str], attempt: int | None = None) -> Trace:
     """read_directory, and an `exit` event for each rank of which only its parent knows how it ended.
 
+    Of a job that a watcher ended, events end with that moment.
     Raises: as read_directory.
     """
     ends: dict[int, tuple[int, int]] = {}
     for directory in directories:
         ends |= _ends(Path(directory))
-    return read_directory(*directories, attempt=attempt, complete=lambda r: _with_exit(r, ends.get(r.header.pid)))
+    ended = read_ended(directories)
+
+    def complete(rank: RankTrace) -> RankTrace:
+        rank = _with_exit(rank, ends.get(rank.header.pid))
+        if ended is None or rank.header.boot_id != ended.boot_id:
+            return rank
+        return replace(rank, events=tuple(e for e in rank.events if e.time_ns <= ended.monotonic_ns))
+
+    return read_directory(*directories, attempt=attempt, complete=complete)
 
 
 def _ends(directory: Path) -> dict[int, tuple[int, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workbench.observe import Frame, dump_stacks
+from workbench.observe import Frame, dump_stacks, mark_ended
 from workbench.trace import TraceError, read_progress
 from workbench.xray.job import Job
 from workbench.xray.screen import Screen
@@ -53,6 +53,7 @@ def trace_command(
         except KeyboardInterrupt:
             screen.clear()
             verdict = judge(traces, deadline_s=deadline_s, running=True)
+            mark_ended(traces, deadline_s=deadline_s)
             job.interrupt()
             while job.status is None:
                 job.wait(_POLL_S)
@@ -62,6 +63,7 @@ def trace_command(
             say(str(verdict))
             verdict = replace(verdict, stacks=_stacks(traces, verdict))
             say(verdict.stacks_text())
+            mark_ended(traces, deadline_s=deadline_s)
             job.end()
             return Outcome(verdict=verdict, status=job.status or 0, ended=True)
         status = job.status

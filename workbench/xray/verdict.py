@@ -89,10 +89,10 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
         return Verdict(trace=None)
     ended = None if running else read_ended(directories)
     if ended is not None:  # judged as it stood then
-        now_ns, patience_s = _on(trace, ended.boot_id, ended.monotonic_ns), ended.deadline_s
+        now_ns, deadline_s = _on(trace, ended.boot_id, ended.monotonic_ns), ended.deadline_s
         dead: frozenset[int] = frozenset()
     else:
-        now_ns, patience_s = _on(trace, boot_id(), time.monotonic_ns()), deadline_s
+        now_ns = _on(trace, boot_id(), time.monotonic_ns())
         dead = dead_ranks(trace)
     stands = running or ended is not None
     last_ns = trace.events[-1].time_ns if trace.events else 0
@@ -112,7 +112,7 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
 
 
 def _on(trace: Trace, boot: str, monotonic_ns: int) -> int:
-    """A moment of one host's clock on the trace's, nanoseconds since 1970; the present where no rank is of that host."""
+    """A moment of one host's clock on the trace's, ns since 1970; the present where no rank is of that host."""
     for rank in trace.ranks:
         if rank.header.boot_id == boot:
             return monotonic_ns + rank.header.anchor_wall_ns - rank.header.anchor_monotonic_ns
