@@ -100,7 +100,7 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
         trace=trace,
         findings=diagnose(
             trace,
-            deadline_s=patience_s,
+            deadline_s=deadline_s,
             now_ns=now_ns if stands else None,
             dead=dead,
             source=linecache.getline,
