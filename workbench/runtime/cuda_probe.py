@@ -11,7 +11,6 @@ package or torch. No multicast object is ever made: where multicast is broken, m
 from __future__ import annotations
 
 import ctypes as c
-import importlib
 import json
 import os
 import signal
@@ -26,6 +25,9 @@ NUM_WORDS = 256
 SEEDED, WRITTEN = 0x5EED0000, 0x0B0E0000
 ATTRIBUTES = {"multicast": 132, "vmm": 102, "fd": 103, "fabric": 128}
 FD, FABRIC = 1, 8  # CUmemAllocationHandleType
+P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}  # nvmlGpuFabricState_t
+FABRIC_COMPLETED = 3
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -78,6 +80,48 @@ class AccessDescription(c.Structure):
 
 class IpcHandle(c.Structure):
     _fields_ = [("bytes", c.c_uint8 * 64)]
+
+
+class FabricInfo(c.Structure):
+    """nvmlGpuFabricInfo_v2_t."""
+
+    _fields_ = [
+        ("version", c.c_uint),
+        ("cluster_uuid", c.c_uint8 * 16),
+        ("status", c.c_int),
+        ("clique_id", c.c_uint),
+        ("state", c.c_uint8),
+        ("health_mask", c.c_uint),
+    ]
+
+
+class Nvml:
+    """libnvidia-ml, which comes with the driver."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = c.CDLL("libnvidia-ml.so.1")
+        except OSError as e:
+            raise ProbeError(f"no NVML, so NVLink and clique are unknown: {e}") from None
+        self._library.nvmlErrorString.restype = c.c_char_p
+        self("nvmlInit_v2")
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise ProbeError(f"{name}: not in this driver's NVML") from None
+        code = function(*arguments)
+        if code:
+            raise ProbeError(f"{name}: {self.explain(code)}")
+
+    def explain(self, code: int) -> str:
+        return (self._library.nvmlErrorString(c.c_int(code)) or b"error").decode()
+
+    def handle(self, device: str) -> c.c_void_p:
+        found = c.c_void_p()
+        self("nvmlDeviceGetHandleByUUID", c.c_char_p(device.encode()), c.byref(found))
+        return found
 
 
 class Driver:
@@ -258,41 +302,37 @@ def probe_vmm(driver: Driver, device: str, handle_type: int) -> None:
 
 
 def probe_nvml(device: str) -> dict[str, Any]:
-    """NVLink peers of the device by UUID, pairwise, and the fabric that it says it belongs to. Through nvidia-ml-py."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        raise ProbeError("nvidia-ml-py is not installed, so NVLink and clique are unknown") from None
-    try:
-        nvml.nvmlInit()
-        mine = nvml.nvmlDeviceGetHandleByUUID(device)
-        nvlink = {}
-        for i in range(nvml.nvmlDeviceGetCount()):
-            other = nvml.nvmlDeviceGetHandleByIndex(i)
-            name = nvml.nvmlDeviceGetUUID(other)
-            if name != device:
-                status = nvml.nvmlDeviceGetP2PStatus(mine, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-                nvlink[name] = status == nvml.NVML_P2P_STATUS_OK
-        return {"nvlink": nvlink, "clique": _clique(nvml, mine)}
-    except nvml.NVMLError as e:
-        raise ProbeError(f"NVML: {e}") from None
+    """NVLink peers of the device by UUID, pairwise, and the fabric that it says it belongs to."""
+    nvml = Nvml()
+    mine = nvml.handle(device)
+    count = c.c_uint()
+    nvml("nvmlDeviceGetCount_v2", c.byref(count))
+    nvlink = {}
+    for i in range(count.value):
+        other, name, status = c.c_void_p(), c.create_string_buffer(96), c.c_uint()
+        nvml("nvmlDeviceGetHandleByIndex_v2", c.c_uint(i), c.byref(other))
+        nvml("nvmlDeviceGetUUID", other, name, c.c_uint(len(name)))
+        uuid_text = name.value.decode()
+        if uuid_text != device:
+            nvml("nvmlDeviceGetP2PStatus", mine, other, c.c_uint(P2P_NVLINK), c.byref(status))
+            nvlink[uuid_text] = status.value == 0
+    return {"nvlink": nvlink, "clique": _clique(nvml, mine)}
 
 
-def _clique(nvml: Any, handle: Any) -> dict[str, Any]:
-    info = nvml.c_nvmlGpuFabricInfoV_t()
+def _clique(nvml: Nvml, handle: c.c_void_p) -> dict[str, Any]:
+    info = FabricInfo(version=c.sizeof(FabricInfo) | 2 << 24)
     try:
-        nvml.nvmlDeviceGetGpuFabricInfoV(handle, c.byref(info))
-    except nvml.NVMLError as e:
+        nvml("nvmlDeviceGetGpuFabricInfoV", handle, c.byref(info))
+    except ProbeError as e:
         return {"state": f"unknown: {e}", "cluster_uuid": "", "clique_id": 0, "healthy": True}
-    states = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
-    state = states.get(info.state, f"state {info.state}")
-    if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status:
-        state = f"failed: {nvml.NVMLError(info.status)}"
+    state = FABRIC_STATES.get(info.state, f"state {info.state}")
+    if info.state == FABRIC_COMPLETED and info.status:
+        state = f"failed: {nvml.explain(info.status)}"
     return {
         "state": state,
-        "cluster_uuid": str(uuid.UUID(bytes=bytes(info.clusterUuid))),
-        "clique_id": info.cliqueId,
-        "healthy": is_healthy(info.healthMask),
+        "cluster_uuid": str(uuid.UUID(bytes=bytes(info.cluster_uuid))),
+        "clique_id": info.clique_id,
+        "healthy": is_healthy(info.health_mask),
     }
 
 

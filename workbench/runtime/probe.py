@@ -1,5 +1,5 @@
 """What this rank's device, host and links really offer. Every probe has a deadline, and none is needed: a rank without
-a GPU, a driver or nvidia-ml-py gives the facts it has, and says in `notes` what could not be read.
+a GPU or a driver gives the facts it has, and says in `notes` what could not be read.
 """
 
 from __future__ import annotations
