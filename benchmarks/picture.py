@@ -2,8 +2,8 @@
 
   python benchmarks/picture.py RESULT.json... [--png FILE] [--markdown]
 
-RESULT.json: what `workbench measure fused --json` wrote. --png draws the first scenario of the first result. The picture
-of two H200s, in benchmarks/2026-11-29-h200x2: python benchmarks/picture.py h7168.json --png h7168.png
+RESULT.json: what `workbench measure fused --json` wrote. --png draws the first scenario of the first result: in
+benchmarks/2026-11-29-h200x2, `python ../picture.py h7168.json --png h7168.png` draws the picture that lies there.
 """
 
 from __future__ import annotations
