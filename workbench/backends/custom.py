@@ -62,7 +62,8 @@ def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> C
 
     concurrent_groups: how many groups make calls at one time on streams of their own; equal on every member. Rows wait
     for one another across GPUs, so those of all calls that run at one time must fit on each device, and a stream's next
-    call takes its place beside the last: each group gets a part of the device.
+    call takes its place beside the last: each group gets a part of the device. Make each call once before they overlap:
+    the first use of any kernel loads it, and loading may wait for the device.
     Collective: every member of the channel's group; never while a stream captures.
     Raises: ResourceError, alike on every member and with nothing left behind, if a member cannot compile or allocate,
         sits on another host, shares its GPU with another member, cannot map a peer, or does not see a peer's data.
