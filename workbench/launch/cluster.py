@@ -17,7 +17,6 @@ from typing import Any
 import ipyparallel
 
 from workbench.errors import (
-    ArgumentError,
     ClosedError,
     DeadlineError,
     LayoutError,
@@ -25,6 +24,7 @@ from workbench.errors import (
     UnsupportedPlatformError,
 )
 from workbench.launch import engine_calls
+from workbench.launch.asked import count_ranks, place_ranks
 from workbench.launch.cell import Cell
 from workbench.launch.current import enter_notebook
 from workbench.launch.directory import ClusterRecord, claim_directory, connection_file, find_records
@@ -39,7 +39,6 @@ from workbench.launch.survivors import mark_lives, mark_pid, run_tag
 from workbench.ranks import GroupMap
 from workbench.settings import Settings, check_timeout
 
-MAX_RANKS = 64
 _INTERRUPT_S = {"cpu": 1.0, "cuda": 3.0}  # NCCL takes a moment to abort
 _END_S = 1.0
 _DEATH_S = 5.0  # how long torchrun's word on a rank's end is awaited
@@ -63,7 +62,9 @@ class Cluster:
 
     In IPython, `%%ranks` runs a cell on them. Ranks know the names rank, world_size, device, torch, dist and group_map,
     and `session`, a Session, if there is a group map. The default process group is made.
-    ranks: default 4, or the world of the group map.   device: "cpu" or "cuda"; default as for a Session.
+    ranks: default 4, or the world of the group map.
+    device: "cpu" or "cuda", which needs a GPU for each rank; default WORKBENCH_DEVICE, else cuda if they suffice.
+    WORKBENCH_DEVICE=cuda with fewer GPUs than ranks gives CPU ranks, and says so.
     timeout_s: how long a rank waits for another inside a call; default WORKBENCH_TIMEOUT_S, else 60.
     keep: whether the ranks go on when this process ends, to be found with Cluster.attach(). By default nothing does.
     Everything listens on the loopback interface alone; messages are signed; files are private to this user.
@@ -88,9 +89,7 @@ class Cluster:
         if sys.platform != "linux":
             raise UnsupportedPlatformError(f"a Cluster needs Linux (/proc, pidfds, prctl); this is {sys.platform}")
         settings = Settings.read()
-        num_ranks = _num_ranks(ranks, group_map)
-        if device not in (None, "cpu", "cuda"):
-            raise ArgumentError(f"device={device!r}; allowed: 'cpu', 'cuda', or None for what there is")
+        num_ranks = count_ranks(ranks, group_map)
         timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
         directory = claim_directory()
         processes = Processes(directory, keep=keep)
@@ -99,7 +98,7 @@ class Cluster:
             ranks=num_ranks,
             connection_file=str(connection_file(directory, "engine")),
             directory=str(directory),
-            device=device or settings.device,
+            device=place_ranks(device, settings.device, num_ranks),
             timeout_s=timeout_s,
             group_map=group_map.to_json() if group_map is not None else None,
         )
@@ -483,13 +482,3 @@ class Cluster:
 
     def _why_ended(self) -> str:
         return self._processes.why_ended(self._spec)
-
-
-def _num_ranks(ranks: int | None, group_map: GroupMap | None) -> int:
-    world = group_map.world_size if group_map is not None else None
-    wanted = ranks if ranks is not None else world or 4
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_RANKS:
-        raise ArgumentError(f"ranks={wanted!r}; allowed: a whole number from 1 to {MAX_RANKS}")
-    if world is not None and wanted != world:
-        raise LayoutError(f"ranks={wanted}, but the group map is for {world} ranks; leave ranks out")
-    return wanted
