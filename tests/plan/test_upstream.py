@@ -17,6 +17,7 @@ from workbench.plan import (
     UPSTREAM_SYSTEMS,
     Ask,
     ask_upstream,
+    decide_path,
     describe_situation,
     find_model,
     find_retired,
@@ -92,6 +93,25 @@ def test_groups_across_hosts_version_by_version(
     group_map = GroupMap.build("sglang", tp=size)
     situation = describe_situation(group_map, fabric, ASK, num_hosts=num_hosts)
     assert answers("sglang", "custom_all_reduce", situation) == expected
+
+
+FOUR_ROWS = [
+    # (same node, one clique, VMM memory) -> capable upstream, since sgl-project/sglang#35061; our choice for 16 ranks
+    ((True, False, False), True, "custom.fused.push"),
+    ((False, True, True), True, "custom.fused.push"),
+    ((False, True, False), False, "custom.fused.push"),  # the staged path needs no VMM memory of the allocator's
+    ((False, False, True), False, "nccl"),
+]
+
+
+@pytest.mark.parametrize(("row", "upstream", "ours"), FOUR_ROWS)
+def test_the_four_rows_of_the_capability_test_upstream(row: tuple[bool, bool, bool], upstream: bool, ours: str) -> None:
+    same_node, clique, vmm = row
+    allocator = Allocator.VMM_FABRIC if vmm else Allocator.PLAIN
+    fabric = make_fabric(16, num_hosts=1 if same_node else 4, clique=clique, allocator=allocator, arch="sm100")
+    situation = describe_situation(GroupMap.build("sglang", tp=16), fabric, ASK, num_hosts=1 if same_node else 4)
+    assert ask_upstream(upstream_rules("sglang", "custom_all_reduce")[-1], situation).ok is upstream
+    assert decide_path(fabric, Ask(hidden=7168, tokens=1)).choice == ours
 
 
 def test_every_reason_against_is_told_and_the_cost_with_it() -> None:

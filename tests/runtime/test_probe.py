@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.backends.ranks import GlooChannel
+from tests.fabric.made import make_facts
 from tests.forked import run_ranks
 from workbench.fabric import NO_CLIQUE, Allocator, Capability, Facts, Outcome, decide_capability, simulated
 from workbench.plan import Ask, decide_path, fingerprint
@@ -141,6 +142,55 @@ def test_one_rank_that_differs_gives_the_same_plan_on_every_rank_and_is_named() 
     assert {(first, second) for first, second, _ in found} == {("custom.fused.push", "nccl")}
     assert len({plans for _, _, plans in found}) == 1
     assert "world rank 5 in no NVLink clique" in found[0][2]
+
+
+DIFFERING: dict[str, dict[str, object]] = {
+    "nothing": {},
+    "clique": {"clique": NO_CLIQUE},
+    "allocator": {"allocator": Allocator.VMM_POSIX_FD},
+    "arch": {"arch": "sm90"},
+    "host": {"host": "boot-9", "node": "stray"},
+    "multicast": {"multicast_supported": False},
+}
+# (hosts, one clique, architecture, what world rank 5 has otherwise) -> the choice as set, without fusion, without ours
+SIXTEEN: dict[tuple[int, bool, str, str], tuple[str, str, str]] = {
+    (1, False, "sm100", "nothing"): ("custom.fused.push", "custom.push", "nccl"),
+    (1, False, "sm100", "clique"): ("custom.fused.push", "custom.push", "nccl"),  # on one host nobody asks
+    (1, False, "sm100", "allocator"): ("custom.fused.push", "custom.push", "nccl"),
+    (1, False, "sm100", "arch"): ("nccl", "nccl", "nccl"),
+    (1, False, "sm100", "host"): ("nccl", "nccl", "nccl"),  # elsewhere, and in no clique
+    (1, True, "sm100", "host"): ("custom.fused.push", "custom.push", "nccl"),  # elsewhere in the clique
+    (1, False, "sm90", "nothing"): ("nccl", "nccl", "nccl"),  # no row of sixteen
+    (4, True, "sm100", "nothing"): ("custom.fused.push", "custom.push", "nccl"),
+    (4, True, "sm100", "clique"): ("nccl", "nccl", "nccl"),
+    (4, True, "sm100", "allocator"): ("custom.fused.push", "custom.push", "nccl"),
+    (4, True, "sm100", "multicast"): ("custom.fused.push", "custom.push", "nccl"),
+    (4, False, "sm100", "nothing"): ("nccl", "nccl", "nccl"),
+}
+
+
+def body_of_every_combination(rank: int) -> list[str]:
+    """Sixteen ranks tell their facts of each kind of machine, one of them otherwise, and each decides for itself."""
+    dist.init_process_group("gloo")
+    channel = GlooChannel(GroupKey("tp", tuple(range(16))), dist.group.WORLD, 30.0)
+    choices = []
+    for (num_hosts, clique, arch, name), wanted in SIXTEEN.items():
+        facts = make_facts(16, num_hosts=num_hosts, clique=clique, arch=arch, multicast=True)[rank]
+        mine = replace(facts, **(DIFFERING[name] if rank == 5 else {}))
+        fabric = vote_fabric(channel, lambda mine=mine: mine)
+        ask = Ask(hidden=7168, tokens=1, rounding="twice")
+        switches = (Settings(), Settings(fusion=False), Settings(custom_all_reduce=False))
+        plans = [decide_path(fabric, ask, settings) for settings in switches]
+        assert tuple(plan.choice for plan in plans) == wanted, (num_hosts, clique, arch, name, plans)
+        choices += [str(plan) for plan in plans]
+    dist.destroy_process_group()
+    return choices
+
+
+def test_sixteen_ranks_decide_alike_on_every_machine_whoever_differs() -> None:
+    found = run_ranks(16, body_of_every_combination)
+    assert len(found[0]) == 36
+    assert found == [found[0]] * 16
 
 
 def body_that_tells_real_facts(rank: int) -> str:
