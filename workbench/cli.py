@@ -326,9 +326,12 @@ def clean(cluster: str | None, as_json: bool) -> None:
 )
 @_json
 def build(force: bool, arches: tuple[str, ...], out: Path | None, source: Path | None, as_json: bool) -> None:
-    """Compile the kernels now instead of at first use, or bring them from another machine."""
+    """Compile the kernels now instead of at first use, or bring them from another machine.
+
+    Without --arch: those of the processor and, where GPUs and nvcc are there, of the GPUs.
+    """
     from workbench.backends.build import build_cpu
-    from workbench.backends.custom_build import build_cuda, export_cuda, install_cuda
+    from workbench.backends.custom_build import build_cuda, export_cuda, find_arches, install_cuda, why_no_kernels
 
     if out is not None and not arches:
         raise click.UsageError("--out copies CUDA objects: say which with --arch")
@@ -339,11 +342,11 @@ def build(force: bool, arches: tuple[str, ...], out: Path | None, source: Path |
         made = {f"sm_{arch}": path for arch, path in install_cuda(source).items()}
     else:
         made["cpu"] = build_cpu(force=force, log=_say)
-        for name in dict.fromkeys(arches):
-            arch = name.removeprefix("sm_")
-            made[name] = build_cuda(arch, force=force, log=_say)
+        asked = [name.removeprefix("sm_") for name in dict.fromkeys(arches)]
+        for arch in asked or [arch for arch in find_arches() if not why_no_kernels(arch)]:
+            made[f"sm_{arch}"] = build_cuda(arch, force=force, log=_say)
             if out is not None:
-                made[name] = export_cuda(arch, out)
+                made[f"sm_{arch}"] = export_cuda(arch, out)
     paths = {name: str(path) for name, path in made.items()}
     click.echo(json.dumps({"schema": 1, **paths}) if as_json else "\n".join(paths.values()))
 

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from workbench.backends import custom_build
@@ -92,6 +93,12 @@ def test_the_object_that_fits_is_found_beside_one_that_does_not(exported, no_nvc
     other = exported.with_name(f"wbk-cuda-sm_90a-{'0' * 32}.so")
     other.write_bytes(exported.read_bytes())
     assert custom_build.install_cuda(exported.parent)["90a"].name == exported.name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_without_a_gpu_no_cuda_kernels_are_compiled_unless_asked_for():
+    done = CliRunner().invoke(cli, ["build", "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout).keys() == {"schema", "cpu"}
 
 
 def test_a_directory_without_objects_is_refused(tmp_path):

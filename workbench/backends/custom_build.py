@@ -55,6 +55,14 @@ def why_no_kernels(arch: str) -> str:
     return "" if find_nvcc() is not None or is_ready(_target(arch)) else NO_NVCC
 
 
+def find_arches() -> tuple[str, ...]:
+    """The architectures of this machine's GPUs for which there are kernels. Local; loads torch."""
+    import torch
+
+    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return tuple(arch for arch in ARCHES if arch in {f"{major}{minor}a" for major, minor in capabilities})
+
+
 def build_cuda(arch: str, *, force: bool = False, log: Log = lambda _line: None) -> Path:
     """The shared object of the CUDA kernels for `arch` (one of ARCHES), compiled now unless the cache holds it.
 
