@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--rounds", default="30")
     parser.add_argument("--tokens", default=ALL)
     parser.add_argument("--few", default=FEW, help="token counts of the two further scenarios")
+    parser.add_argument("--without", help="ways to leave out, as workbench measure fused has it")
     parser.add_argument("--limit-s", type=float, default=400.0, help="seconds for everything")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -49,6 +50,7 @@ def main() -> int:
         command = [sys.executable, "-m", "workbench", "measure", "fused", "--device", options.device]
         command += ["--ranks", options.ranks, "--hidden", hidden, "--rounds", options.rounds, *more]
         command += ["--peers", options.peers] if options.peers else []
+        command += ["--without", options.without] if options.without else []
         command += ["--limit-s", f"{limit:.0f}", "--json", str(options.out / f"h{hidden}-{name}.json")]
         started = time.monotonic()
         status = subprocess.run(command, check=False).returncode
