@@ -52,6 +52,7 @@ FAULTY = {
     ("w03_one_rank_is_killed", 3): ("peer-dead", (1,), "SIGKILL (9)"),
     ("w04_both_receive_first", 2): ("order-swap", (0, 1), "wait for each other in a circle"),
     ("w05_two_groups_in_two_orders", 2): ("order-swap", (0, 1), "wait for each other in a circle"),
+    ("w06_swapped_in_two_branches", 2): ("order-swap", (0, 1), "the same 2 calls in two orders"),
     ("f1_1_a_backend_that_forwards_its_root", 4): ("wrong-root", (2, 3), "in CommBackend.bcast"),
     ("f1_2_a_leader_in_two_numberings", 4): ("wrong-root", (2, 3), "in run_once"),
     ("f1_3_the_source_gets_no_gradient", 2): ("peer-exception", (1,), "gradient is [0.0, 0.0, 0.0]"),
@@ -76,7 +77,7 @@ HARMLESS = [("v22_nothing_meets_nothing", 2), ("v32_gather_of_nothing", 4), ("f7
 
 QUIET_S = {"v31_a_host_that_is_unknown": 20.0}  # a resolver may take its time to say no
 
-LIKELY = {"v19_two_calls_in_opposite_order", "v25_one_barrier_too_many"}
+LIKELY = {"v19_two_calls_in_opposite_order", "w06_swapped_in_two_branches", "v25_one_barrier_too_many"}
 LIKELY |= {"v27_a_rank_absent_from_a_monitored_barrier", "v28_numbers_of_a_group_in_a_message"}
 """Equal calls that change places; and ranks that are alive and in no call, which may yet come."""
 

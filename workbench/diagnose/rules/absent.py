@@ -78,7 +78,7 @@ def _was_on_its_way(scene: Scene, world_rank: int) -> bool:
 def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple[int, ...]) -> Claim:
     meeting = meetings[place]
     event = meeting.first.event
-    is_first = not any(r in m.came for m in meetings[:place] for r in blamed)
+    is_first = not any(r in m.came or r in m.unknown for m in meetings[:place] for r in blamed)
     rendezvous = is_first or event.op in EXCHANGES or event.op == "monitored_barrier"
     waiting = [r for r, c in meeting.came.items() if scene.waits(c)]
     told = [f"{ranks_words(meeting.came)} came"]

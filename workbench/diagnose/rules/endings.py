@@ -85,7 +85,9 @@ def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
         certainty=Certainty.IS,
         fix="read the end of this rank's own output; for signal 9, dmesg tells whether memory ran out",
     )
-    return Claim(finding, time_ns)
+    last_call = story.calls[-1] if story.calls else None
+    by_call = status is not None and status > 0 and last_call is not None and last_call.end and last_call.end.error
+    return Claim(finding, time_ns, Weight.ALONE if by_call else Weight.CAUSE)
 
 
 def _signal(number: int) -> str:
