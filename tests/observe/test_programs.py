@@ -58,17 +58,16 @@ def test_a_program_runs_the_same_and_its_collectives_are_recorded(tmp_path: Path
 
 @pytest.mark.parametrize("program", ["ddp.py", "fsdp2.py", "tensor_parallel.py", "calls.py"])
 def test_no_collective_is_missed_or_counted_twice(tmp_path: Path, program: str) -> None:
-    """Against torch's Flight Recorder, which sees every collective that reaches a process group."""
+    """Against torch's Flight Recorder, which sees every collective that reaches a gloo group, and no send."""
     command = torchrun("flight.py", str(PROGRAMS / program), str(tmp_path))
     trace, _ = record(tmp_path, command, TORCH_FR_BUFFER_SIZE="2000")
     for rank in (0, 1):
         entries = json.loads((tmp_path / f"flight-{rank}.json").read_text())["entries"]
-        torchs = Counter((e["process_group"][0], bool(e["is_p2p"])) for e in entries)
-        ours: Counter[tuple[str, bool]] = Counter()
+        torchs = Counter(e["process_group"][0] for e in entries)
+        ours: Counter[str] = Counter()
         for event in begins(trace, rank):
-            counted = event.group is not None and event.op not in GROUPS and not event.op.endswith("_object_list")
-            if counted and "non-member" not in event.note:
-                assert event.group is not None
-                ours[event.group.label, event.peer_world_rank is not None] += 1
-        assert ours == torchs
+            outer = event.op in GROUPS or event.op.endswith("_object_list")
+            if event.group is not None and event.peer_world_rank is None and not outer:
+                ours[event.group.label] += "non-member" not in event.note
+        assert +ours == torchs
         assert sum(ours.values()) > 3

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ from workbench.launch.current import enter_notebook
 from workbench.launch.directory import ClusterRecord, claim_directory, connection_file, find_records
 from workbench.launch.engines import Engines
 from workbench.launch.failure import CellDeadlineError, RankDiedError, RanksFailedError
+from workbench.launch.interrupts import interrupts_later
 from workbench.launch.processes import Processes
 from workbench.launch.selection import Ranks, ranks_label, ranks_words, select_ranks
 from workbench.launch.show import choose_display
@@ -242,8 +244,11 @@ class Cluster:
         one of the ranks is still in an earlier cell.
         """
         chosen = select_ranks(ranks, self.num_ranks, self._group_map)
+        if not isinstance(work, str) and not callable(work):
+            raise ArgumentError(f"run({work!r}): a {type(work).__name__}; allowed: code as text, or a function")
         if deadline_s is not None:
             deadline_s = check_timeout(deadline_s, "deadline_s")
+        display = choose_display()
         self._check_ready(chosen)
         try:
             cell = self._send(work, args, kwargs, chosen)
@@ -251,7 +256,7 @@ class Cluster:
             self._left_busy = self._engines.busy()
             raise
         try:
-            cell.watch(choose_display(), self._raise_if_dead, deadline_s=deadline_s)
+            cell.watch(display, self._raise_if_dead, deadline_s=deadline_s)
         except TimeoutError:
             raise self._deadline_error(cell, deadline_s or 0.0) from None
         except KeyboardInterrupt:
@@ -280,6 +285,14 @@ class Cluster:
             sources=self._engines.sources,
         )
 
+    def xray(self) -> Any:
+        """What went wrong, as a workbench.xray.ClusterXray: findings, where each rank stands, who waits for whom.
+
+        Disturbs nobody. A rank that is not in a call while others wait for it there counts as missing from it.
+        """
+        self._check_open()
+        return import_module("workbench.xray").xray_cluster(self.directory)  # by name: it stands above this room
+
     def interrupt(self, ranks: Ranks = None, *, wait_s: float | None = None) -> tuple[int, ...]:
         """Interrupt what runs on `ranks`, as Ctrl-C would. Gives the world ranks still busy after `wait_s`.
 
@@ -301,8 +314,9 @@ class Cluster:
     def rebuild(self) -> None:
         """Make all process groups anew in the same processes: what ranks hold stays, and the next collective is right.
 
-        Interrupts what still runs. The default group, and `session` with all it had prepared, are usable at once;
-        groups made by cells with dist.new_group are gone. For after an interrupt or a deadline inside a collective.
+        Interrupts what still runs. The default group, and `session` with all it had prepared, are usable at once; a
+        session that a cell closed is another one, with nothing prepared. Groups made by cells with dist.new_group are
+        gone. For after an interrupt or a deadline inside a collective, or a rebuild that did not succeed.
         Raises: DeadlineError if a rank does not come back, which then waits in C++; RankDiedError.
         """
         self._raise_if_dead()
@@ -313,13 +327,14 @@ class Cluster:
                 f"(waiting in C++, or ignoring it); wait for the deadline of their call, or cluster.restart()",
                 missing=stuck,
             )
-        self._begin(self._known().generation + 1)
+        self._begin(self._next_generation())
 
     def restart(self) -> None:
         """New processes with the same world ranks; what the old ones held is gone. Also after a rank has died."""
         record = self._known()
         if not mark_lives(record.controller):
             raise ClosedError(f"the controller of cluster {self.name} has ended; close() it and start another")
+        generation = self._next_generation()
         self._processes.stop_agent(record.rank_marks)
         self._engines.unregister(self.num_ranks)
         for old in self.directory.glob("*/*.wbtrace"):
@@ -329,12 +344,18 @@ class Cluster:
         self._spec = replace(self._spec, attempt=self._spec.attempt + 1)
         self._processes.start_agent(self._spec)
         self._await_engines()
-        self._begin(record.generation + 1)
+        self._begin(generation)
 
     def close(self) -> None:
-        """End all processes of the cluster, and clear its directory away. Twice is fine. Takes at most some seconds."""
-        if self._closed:
-            return
+        """End all processes of the cluster, and clear its directory away. Twice is fine.
+
+        Takes at most some seconds; Ctrl-C meanwhile is raised when all is done.
+        """
+        if not self._closed:
+            with interrupts_later():
+                self._close()
+
+    def _close(self) -> None:
         marks = self._record.rank_marks if self._record is not None else ()
         if self._connected is not None and marks and not self._busy() and all(map(mark_lives, marks)):
             with contextlib.suppress(Exception):  # whatever it is, the processes end now
@@ -416,6 +437,19 @@ class Cluster:
         )
         self._record.save()
 
+    def _next_generation(self) -> int:
+        """A number that no attempt has used, of this driver or another: the store keeps what a failed one left there.
+
+        Raises: ClosedError if the cluster's directory is gone.
+        """
+        try:
+            number = ClusterRecord.load(self.directory).generation + 1
+            self._record = replace(self._known(), generation=number)
+            self._record.save()
+        except FileNotFoundError as e:
+            raise ClosedError(f"{e.filename} was removed; close() this cluster and start another") from None
+        return number
+
     # --- cells ----------------------------------------------------------------------------------------------------
 
     def _send(
@@ -433,9 +467,10 @@ class Cluster:
         return tuple(sorted(busy | self._left_busy))
 
     def _deadline_error(self, cell: Cell, deadline_s: float) -> CellDeadlineError:
+        inside = cell.running or cell.world_ranks  # they may come back at this very moment
         where = self.where()
         return CellDeadlineError(
-            f"{deadline_s:g} s have passed; still in {cell.text}, alive and going on: {ranks_words(cell.running)}\n"
+            f"{deadline_s:g} s have passed; still in {cell.text}, alive and going on: {ranks_words(inside)}\n"
             f"{where}\nnext: cluster.interrupt(), then cluster.rebuild() if they were in a collective",
             missing=where.missing,
         )

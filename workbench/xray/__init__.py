@@ -5,13 +5,26 @@ from typing import TYPE_CHECKING, Any
 from workbench.xray.commands import diagnose, trace
 
 if TYPE_CHECKING:
+    from workbench.xray.cluster import ClusterXray, xray_cluster
     from workbench.xray.report import write_report
     from workbench.xray.run import Outcome, trace_command
     from workbench.xray.verdict import Verdict, judge
 
-__all__ = ["Outcome", "Verdict", "diagnose", "judge", "trace", "trace_command", "write_report"]
+__all__ = [
+    "ClusterXray",
+    "Outcome",
+    "Verdict",
+    "diagnose",
+    "judge",
+    "trace",
+    "trace_command",
+    "write_report",
+    "xray_cluster",
+]
 
 _HOMES = {
+    "ClusterXray": "cluster",
+    "xray_cluster": "cluster",
     "Outcome": "run",
     "Verdict": "verdict",
     "judge": "verdict",

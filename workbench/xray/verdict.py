@@ -88,26 +88,25 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
             raise
         return Verdict(trace=None)
     ended = None if running else read_ended(directories)
-    if ended is not None:  # judged as it stood then
-        now_ns, deadline_s = _on(trace, ended.boot_id, ended.monotonic_ns), ended.deadline_s
-        dead: frozenset[int] = frozenset()
-    else:
-        now_ns = _on(trace, boot_id(), time.monotonic_ns())
-        dead = dead_ranks(trace)
-    stands = running or ended is not None
+    if ended is not None:
+        then_ns = _on(trace, ended.boot_id, ended.monotonic_ns)
+        return judge_trace(trace, now_ns=then_ns, deadline_s=ended.deadline_s)
+    now_ns = _on(trace, boot_id(), time.monotonic_ns()) if running else None
+    return judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace))
+
+
+def judge_trace(
+    trace: Trace, *, now_ns: int | None, deadline_s: float | None = None, dead: frozenset[int] = frozenset()
+) -> Verdict:
+    """The verdict on a trace. now_ns: the moment it was read, on its clock, for a job that runs. None: it is over."""
     last_ns = trace.events[-1].time_ns if trace.events else 0
+    moment_ns = last_ns if now_ns is None else now_ns
     return Verdict(
         trace=trace,
-        findings=diagnose(
-            trace,
-            deadline_s=deadline_s,
-            now_ns=now_ns if stands else None,
-            dead=dead,
-            source=linecache.getline,
-        ),
-        standings=find_standings(trace, now_ns=now_ns if stands else last_ns, dead=dead),
+        findings=diagnose(trace, deadline_s=deadline_s, now_ns=now_ns, dead=dead),
+        standings=find_standings(trace, now_ns=moment_ns, dead=dead),
         waiting=waiting_ranks(trace, dead=dead),
-        now_ns=now_ns if stands else last_ns,
+        now_ns=moment_ns,
     )
 
 
