@@ -48,7 +48,10 @@ class RankMagics(Magics):
 
 def parse_line(line: str) -> tuple[str | None, float | None]:
     """The ranks and the deadline that stand behind %%ranks. Raises UsageError, which IPython shows as one line."""
-    words = shlex.split(line)
+    try:
+        words = shlex.split(line)
+    except ValueError as e:  # a quotation without its end
+        raise UsageError(f"{line!r} is not understood ({e}); usage: {_USAGE}") from None
     deadline_s = None
     rest: list[str] = []
     while words:
@@ -63,7 +66,7 @@ def parse_line(line: str) -> tuple[str | None, float | None]:
             raise UsageError(f"--deadline takes a number of seconds; usage: {_USAGE}") from None
     if any(word.startswith("-") for word in rest):
         raise UsageError(f"{' '.join(rest)!r} is not understood; usage: {_USAGE}")
-    return "".join(rest) or None, deadline_s
+    return " ".join(rest) or None, deadline_s  # "0, 2" is one word more than "0,2", and "0 2" is not rank 02
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

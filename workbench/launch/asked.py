@@ -14,6 +14,8 @@ MAX_RANKS = 64
 
 def count_ranks(ranks: int | None, group_map: GroupMap | None) -> int:
     """`ranks`, else the world of the group map, else 4. Raises: ArgumentError; LayoutError if the two do not agree."""
+    if group_map is not None and not isinstance(group_map, GroupMap):
+        raise ArgumentError(f"group_map is a {type(group_map).__name__}; allowed: a GroupMap, from GroupMap.build(...)")
     world = group_map.world_size if group_map is not None else None
     wanted = ranks if ranks is not None else world or 4
     if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_RANKS:

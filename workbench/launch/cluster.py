@@ -18,6 +18,7 @@ from typing import Any
 import ipyparallel
 
 from workbench.errors import (
+    ArgumentError,
     ClosedError,
     DeadlineError,
     LayoutError,
@@ -245,7 +246,7 @@ class Cluster:
         """
         chosen = select_ranks(ranks, self.num_ranks, self._group_map)
         if not isinstance(work, str) and not callable(work):
-            raise ArgumentError(f"run({work!r}): a {type(work).__name__}; allowed: code as text, or a function")
+            raise ArgumentError(f"run({work!r}); allowed: code as text, or a function")
         if deadline_s is not None:
             deadline_s = check_timeout(deadline_s, "deadline_s")
         display = choose_display()
@@ -438,17 +439,11 @@ class Cluster:
         self._record.save()
 
     def _next_generation(self) -> int:
-        """A number that no attempt has used, of this driver or another: the store keeps what a failed one left there.
-
-        Raises: ClosedError if the cluster's directory is gone.
-        """
-        try:
-            number = ClusterRecord.load(self.directory).generation + 1
-            self._record = replace(self._known(), generation=number)
-            self._record.save()
-        except FileNotFoundError as e:
-            raise ClosedError(f"{e.filename} was removed; close() this cluster and start another") from None
-        return number
+        """A number that no attempt has used, of any driver: the store keeps what a failed one left."""
+        record = self._known()
+        self._record = replace(record, generation=record.load(self.directory).generation + 1)
+        self._record.save()
+        return self._record.generation
 
     # --- cells ----------------------------------------------------------------------------------------------------
 

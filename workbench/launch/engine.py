@@ -18,7 +18,7 @@ from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 from IPython import get_ipython
 
-from workbench.errors import ArgumentError
+from workbench.errors import ArgumentError, ClosedError, WorkbenchError
 from workbench.launch.calls import CallRecorder
 from workbench.launch.gpu_waits import abort_nccl, end_waits_on_interrupt
 from workbench.launch.orphans import die_with_parent
@@ -27,7 +27,8 @@ from workbench.launch.waits import poll_waits
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
 from workbench.runtime.devices import choose_device
-from workbench.runtime.process_group import init_default_group, start_generation
+from workbench.runtime.members import gather_over_store
+from workbench.runtime.process_group import default_store, init_default_group, start_generation
 from workbench.trace import Recorder
 
 _TRACE_BYTES = 2 << 20  # the last ten thousand calls
@@ -52,7 +53,7 @@ class Rank:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             end_waits_on_interrupt(self._leave_gpu_waits)
         self._session: Session | None = None
-        self.names: dict[str, Any] = {
+        self._given: dict[str, Any] = {
             "rank": self.world_rank,
             "world_size": int(os.environ["WORLD_SIZE"]),
             "device": torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -62,6 +63,7 @@ class Rank:
             "dist": dist,
             "group_map": self.group_map,
         }
+        self.names = dict(self._given)
 
     def begin(self, generation: int) -> tuple[int, str]:
         """Leave the groups there are, and make those of a new generation; gives pid and device.
@@ -72,17 +74,35 @@ class Rank:
         start_generation(generation)
         self._calls.start_generation(generation)
         init_default_group(self.device, self._spec.timeout_s)
-        session = self._session
-        if session is not None:
-            session.rebuild()
-        elif self.group_map is not None:
-            self._session = self.names["session"] = Session(
-                self.group_map,
-                device=self.device,
-                timeout_s=self._spec.timeout_s,
-                trace_dir=str(Path(self._spec.directory) / "session"),
-            )
+        for name, value in self._given.items():
+            self.names.setdefault(name, value)  # what %reset or del has taken away
+        if self.group_map is not None:
+            self._renew_session(self.group_map)
         return os.getpid(), self.device
+
+    def _renew_session(self, group_map: GroupMap) -> None:
+        """Rebuild the session, or open another one on every rank if a cell has closed it on some rank. Collective."""
+        session = self._session
+        usable = gather_over_store(
+            default_store(),
+            "workbench/session",
+            world_rank=self.world_rank,
+            world_size=self._given["world_size"],
+            value=session is not None and _is_open(session),
+            timeout_s=self._spec.timeout_s,
+            what="making the session anew",
+        )
+        if session is not None and all(usable):
+            session.rebuild()
+            self.names.setdefault("session", session)
+            return
+        self.end()
+        self._session = self.names["session"] = Session(
+            group_map,
+            device=self.device,
+            timeout_s=self._spec.timeout_s,
+            trace_dir=str(Path(self._spec.directory) / "session"),
+        )
 
     def _leave_gpu_waits(self) -> None:
         """Called in a thread while the main thread hangs: its collectives end, and their groups are lost."""
@@ -141,6 +161,16 @@ class _Engine(IPEngine):  # type: ignore[misc]  # ipyparallel is untyped
     def init_signal(self) -> None:
         super().init_signal()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_open(session: Session) -> bool:
+    try:
+        session.check()
+    except ClosedError:
+        return False
+    except WorkbenchError:  # what a kernel reported: a rebuild is the answer to it
+        return True
+    return True
 
 
 def _refuse_exit() -> NoReturn:

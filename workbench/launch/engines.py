@@ -45,7 +45,7 @@ class Engines:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 self._info = json.loads(path.read_text())
             time.sleep(0.02)
-        self.client = ipyparallel.Client(self._info, timeout=_START_S)
+        self.client = _Client(self._info, timeout=_START_S)
 
     @property
     def sources(self) -> Mapping[str, Sequence[str]]:
@@ -106,3 +106,19 @@ class Engines:
         self._sources[name] = code.splitlines()
         if len(self._sources) > _MOST_SOURCES:
             self._sources.popitem(last=False)
+
+
+class _Client(ipyparallel.Client):  # type: ignore[misc]  # ipyparallel is untyped
+    """A client for which an answer that cannot be read here is that rank's error; ipyparallel would wait for ever."""
+
+    def _handle_apply_reply(self, message: Mapping[str, Any]) -> None:
+        try:
+            super()._handle_apply_reply(message)
+        except BaseException as e:  # reading runs what the rank sent, in a thread that must go on
+            words = f"{e}; return what can be unpickled outside the ranks: plain data, tensors, arrays"
+            error = ipyparallel.RemoteError(type(e).__name__, f"the answer cannot be read here: {words}", "", None)
+            request = message["parent_header"]["msg_id"]
+            self.results[request] = error
+            future = self._futures.get(request)
+            if future is not None:
+                future.set_result(error)

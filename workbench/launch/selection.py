@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from workbench.errors import ArgumentError, LayoutError
 from workbench.ranks import GroupMap
@@ -16,17 +17,16 @@ def select_ranks(wanted: Ranks, num_ranks: int, group_map: GroupMap | None) -> t
 
     Raises: ArgumentError for what is not understood, or a rank that is not there; LayoutError for an unknown kind.
     """
-    if wanted is None or wanted in ("", "all"):
+    if wanted is None or (isinstance(wanted, str) and wanted in ("", "all")):
         return tuple(range(num_ranks))
-    if isinstance(wanted, str):
-        found = _from_text(wanted, group_map)
-    else:
-        found = [wanted] if isinstance(wanted, int) else list(wanted)
+    found: Sequence[object] = (
+        _from_text(wanted, num_ranks, group_map) if isinstance(wanted, str) else _from_numbers(wanted)
+    )
     outside = [r for r in found if isinstance(r, bool) or not isinstance(r, int) or not 0 <= r < num_ranks]
     if outside or not found:
         named = ", ".join(map(repr, outside)) or "no rank"
         raise ArgumentError(f"ranks={wanted!r} names {named}; this cluster has world ranks 0..{num_ranks - 1}")
-    return tuple(sorted(set(found)))
+    return tuple(sorted({r for r in found if isinstance(r, int)}))
 
 
 def ranks_label(world_ranks: Sequence[int]) -> str:
@@ -45,12 +45,28 @@ def ranks_words(world_ranks: Sequence[int]) -> str:
     return f"world rank{'' if len(world_ranks) == 1 else 's'} {ranks_label(world_ranks)}"
 
 
-def _from_text(text: str, group_map: GroupMap | None) -> list[int]:
-    if re.fullmatch(r"\s*\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*\s*", text):
+def _from_numbers(wanted: object) -> list[object]:
+    """What was given, with numpy's and torch's whole numbers as Python's; whatever is no number stays as it is."""
+    one = _whole(wanted)
+    if isinstance(one, int) or not isinstance(wanted, Iterable):
+        return [one]
+    return [_whole(r) for r in wanted]
+
+
+def _whole(value: object) -> object:
+    try:
+        return value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # that is asked
+    except TypeError:
+        return value
+
+
+def _from_text(text: str, num_ranks: int, group_map: GroupMap | None) -> list[int]:
+    if re.fullmatch(r"\s*\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*\s*", text):
         found: list[int] = []
         for part in text.split(","):
             first, _, last = part.strip().partition("-")
-            found += range(int(first), int(last or first) + 1)
+            ends = int(first), int(last or first)
+            found += ends if max(ends) >= num_ranks else range(ends[0], ends[1] + 1)  # a wrong end is told by itself
         return found
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)(?::(\d+))?\s*", text)
     if match is None:
