@@ -86,6 +86,7 @@ class Process:
                 sys.stderr.write(f"workbench: world rank {world_rank} is not recorded: {e}\n")
                 return
             self.live = True
+            self.recorder.share()
             for document in self._declared:
                 self.recorder.declare(document)
             tokens: dict[str, Token | None] = {}

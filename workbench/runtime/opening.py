@@ -51,9 +51,12 @@ def find_device(device: str | None, settings: Settings) -> tuple[str, str | None
 
 
 def open_trace(directory: str | None, world_rank: int) -> tuple[Recorder, str | None]:
-    """The recorder, and why it could not be opened. A problem of one rank is told to all before it is raised."""
+    """The recorder, and why it could not be opened. A problem of one rank is told to all before it is raised.
+
+    Without a directory: the recorder of a process that is recorded as a whole, else none.
+    """
     if directory is None:
-        return Recorder.off(), None
+        return Recorder.shared(), None
     try:
         return Recorder.open(directory, world_rank), None
     except (OSError, WorkbenchError) as e:

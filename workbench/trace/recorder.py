@@ -52,6 +52,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._lane = Lane(file, None, slot=0, group_id=at.ID_NONE)
         self._events_of_the_rest = count(1)  # of the lanes that share the last slot
+        self._is_borrowed = False
 
     @classmethod
     def open(
@@ -99,6 +100,21 @@ class Recorder:
     def off() -> Recorder:
         """A recorder with the same face that writes nothing."""
         return Recorder(None, 0, None)
+
+    def share(self) -> None:
+        """Make this the recorder of the process: what records without a directory of its own writes into it too."""
+        global _shared
+        _shared = self
+
+    @staticmethod
+    def shared() -> Recorder:
+        """The recorder of this process, under a handle whose close does nothing; one that is off if there is none."""
+        if _shared is None or not _shared.enabled:
+            return Recorder.off()
+        borrowed = Recorder(_shared.path, _shared.world_rank, _shared._file)
+        borrowed._lanes, borrowed._lock, borrowed._lane = _shared._lanes, _shared._lock, _shared._lane
+        borrowed._events_of_the_rest, borrowed._is_borrowed = _shared._events_of_the_rest, True
+        return borrowed
 
     @property
     def enabled(self) -> bool:
@@ -168,7 +184,7 @@ class Recorder:
 
     def close(self) -> None:
         """Note the end and let the file go. A second call does nothing; a forked child leaves the file as it is."""
-        if self._file is not None:
+        if self._file is not None and not self._is_borrowed:
             self._file.close()
 
     def __enter__(self) -> Recorder:
@@ -479,6 +495,7 @@ def _forget_in_child() -> None:
         file.drop()
 
 
+_shared: Recorder | None = None
 _OPEN: weakref.WeakSet[_File] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_forget_in_child)
 
