@@ -80,20 +80,20 @@ def _half_recorded(scene: Scene) -> Iterator[Claim]:
 
 
 def _different_counts(scene: Scene, captures: dict[int, list[RankCall]]) -> Iterator[Claim]:
-    for place in range(max(map(len, captures.values()), default=0)):
-        counts: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
-        infos: dict[tuple[int, ...], GroupInfo] = {}
-        whole = {r: own[place] for r, own in captures.items() if place < len(own) and own[place].end is not None}
-        recorded = {r: _recorded(scene, r, capture) for r, capture in whole.items()}
-        for number in recorded.values():
-            infos |= {g.world_ranks: g for g in number}
-        for members, info in infos.items():
-            for rank in members:
-                if rank in recorded:
-                    counts[members][rank] = sum(n for g, n in recorded[rank].items() if g.world_ranks == members)
-            if len(set(counts[members].values())) > 1:
-                yield _counted(info, place, counts[members], whole)
-                return
+    """Of each group: the first of its captures in which members recorded different numbers of calls."""
+    holding: dict[tuple[int, ...], dict[int, list[tuple[RankCall, int]]]] = defaultdict(lambda: defaultdict(list))
+    infos: dict[tuple[int, ...], GroupInfo] = {}
+    for rank, own in captures.items():
+        for capture in own if scene.ranks[rank].trace.drops.complete else ():
+            for info, number in _recorded(scene, rank, capture).items() if capture.end is not None else ():
+                infos.setdefault(info.world_ranks, info)
+                holding[info.world_ranks][rank].append((capture, number))
+    for members, by_rank in holding.items():
+        for place in range(min(map(len, by_rank.values()))):
+            counts = {rank: found[place][1] for rank, found in by_rank.items()}
+            if len(set(counts.values())) > 1:
+                yield _counted(infos[members], counts, {rank: found[place][0] for rank, found in by_rank.items()})
+                break
 
 
 def _recorded(scene: Scene, rank: int, capture: RankCall) -> Counter[GroupInfo]:
@@ -102,7 +102,7 @@ def _recorded(scene: Scene, rank: int, capture: RankCall) -> Counter[GroupInfo]:
     return Counter(c.event.group for c in calls if c.event.group is not None)
 
 
-def _counted(info: GroupInfo, place: int, counts: dict[int, int], whole: dict[int, RankCall]) -> Claim:
+def _counted(info: GroupInfo, counts: dict[int, int], whole: dict[int, RankCall]) -> Claim:
     lines = {f"{number} calls": ranks for number, ranks in parties(counts)}
     first = min((whole[r] for r in counts), key=lambda c: c.event.time_ns).event
     finding = Finding(
@@ -110,7 +110,7 @@ def _counted(info: GroupInfo, place: int, counts: dict[int, int], whole: dict[in
         kind=Kind.CAPTURE_COUNT_MISMATCH,
         ranks=at_fault(counts),
         group=info,
-        message=f"capture {place + 1} in {first.site} holds different numbers of calls on {group_words(info)}: "
+        message=f"the capture in {first.site} holds different numbers of calls on {group_words(info)}: "
         f"{parties_words(lines)}.{raised(whole[r] for r in counts)}",
         evidence=evidence_of(whole[r] for r in counts),
         certainty=Certainty.IS,
