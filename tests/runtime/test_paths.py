@@ -23,7 +23,7 @@ from workbench.backends.base import Room
 from workbench.errors import MismatchError, PlanMismatchError, ResourceError
 from workbench.fabric import Facts, Verdict, simulated
 from workbench.ops import Op
-from workbench.plan import Algorithm, path_order
+from workbench.plan import path_order
 from workbench.ranks import GroupMap
 from workbench.runtime import Session, room, selection
 from workbench.runtime import session as session_module
@@ -433,7 +433,3 @@ def test_a_rank_that_stays_away_from_a_step_is_named_with_the_step(step: str, be
     texts = set(run_ranks(2, body))
     assert len(texts) == 1
     assert f"world rank 0: {step}; world rank 1: barrier" in texts.pop()
-
-
-def test_algorithms_are_named_as_tables_name_them() -> None:
-    assert {a.value for a in Algorithm} >= {"push", "two_shot_push", "pull", "two_shot_pull", "multicast"}
