@@ -178,7 +178,10 @@ def test_the_demo_runs_on_two_gpus(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "workbench", "demo", "--device", "cuda", "--ranks", "2", "--json"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        },
         capture_output=True,
         text=True,
         timeout=280,

@@ -102,7 +102,8 @@ def quantise(norm: torch.Tensor, quant: Quant) -> tuple[torch.Tensor, torch.Tens
     if quant.scale is not None:
         scale = torch.full((1, 1), quant.scale, dtype=torch.float32, device=norm.device)
     else:
-        scale = (rows.abs().amax(dim=-1) / kind.top).clamp(min=1 / (512 * kind.top))
+        top = torch.full((), kind.top, device=norm.device)  # by a plain number, CUDA multiplies by its rounded inverse
+        scale = (rows.abs().amax(dim=-1) / top).clamp(min=1 / (512 * kind.top))
     scaled = (rows * scale.reciprocal().unsqueeze(-1)).clamp(-kind.top, kind.top).view(tokens, hidden)
     scale = scale.view(1) if quant.scale is not None else round_to(scale, torch.float32)
     if kind is QuantKind.INT8_TOKEN:
