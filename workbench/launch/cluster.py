@@ -406,7 +406,10 @@ class Cluster:
 
     def _begin(self, generation: int) -> None:
         """Have the ranks make their groups, and write down what a later driver needs."""
-        cell = self._send(engine_calls.begin, (generation,), {}, tuple(range(self.num_ranks)))
+        everybody = tuple(range(self.num_ranks))
+        with interrupts_later():  # ranks that half of them left would wait for these in C++
+            cell = self._send(engine_calls.begin, (generation,), {}, everybody)
+            cell.wait(_END_S)
         deadline = time.monotonic() + self._spec.timeout_s + 30
         while cell.running and time.monotonic() < deadline:
             if not mark_lives(self._processes.agent):

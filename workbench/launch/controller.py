@@ -1,7 +1,9 @@
-"""ipyparallel's controller, private and tied to its owner: `python -m workbench.launch.controller DIRECTORY OWNER`.
+"""ipyparallel's controller, private and tied to its owner:
+`python -m workbench.launch.controller DIRECTORY OWNER [--keep]`.
 
-All its files are readable by this user alone. OWNER is the mark of the process that it must not outlive, or "". It
-clears the whole directory away when it ends.
+All its files are readable by this user alone. OWNER is the mark of the process that it must not outlive; with --keep it
+may, once the cluster has come up: nobody could find one whose start was broken off. It clears the whole directory away
+when it ends.
 """
 
 from __future__ import annotations
@@ -9,19 +11,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 from ipyparallel.controller.app import IPController
 
-from workbench.launch.directory import CLUSTER_ID
+from workbench.launch.directory import CLUSTER_ID, has_record
 from workbench.launch.orphans import die_with_parent, end_with
+from workbench.launch.packing import pack
 
 
 def main() -> None:
     """Serve until SIGTERM."""
-    directory, owner = sys.argv[1:]
+    directory, owner, *options = sys.argv[1:]
     os.umask(0o077)
-    if owner:
-        end_with(owner)
+    kept = "--keep" in options
+    end_with(owner, unless=lambda: kept and has_record(Path(directory)))
     os.register_at_fork(after_in_child=die_with_parent)  # the heart monitor is a forked child
     try:
         IPController.launch_instance(
@@ -30,6 +34,7 @@ def main() -> None:
                 f"--cluster-id={CLUSTER_ID}",
                 *("--ip=127.0.0.1", "--location=127.0.0.1"),
                 "--usethreads",
+                f"--Session.packer={pack.__module__}.{pack.__name__}",  # told to engines and clients in their files
                 # An engine is registered at its first heartbeat. Whether it lives is for the Cluster to say, by its
                 # process: a machine that is merely busy must not lose its ranks.
                 *("--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=1000000000"),

@@ -6,6 +6,7 @@ ipyparallel's connection files, in the same directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -60,17 +61,27 @@ class ClusterRecord:
 
     @classmethod
     def load(cls, directory: Path) -> ClusterRecord:
-        """Raises FileNotFoundError where no cluster has come up, ResourceError for a record of another version."""
-        data = json.loads((directory / _RECORD).read_text())
-        if data.get("schema") != 1:
-            raise ResourceError(f"{directory} was written by another version of this package; it can be removed")
-        return cls(**{**data, "rank_marks": tuple(data["rank_marks"])})
+        """Raises FileNotFoundError where no cluster has come up, ResourceError for no record of this version."""
+        try:
+            data = json.loads((directory / _RECORD).read_text())
+            if data["schema"] != 1:
+                raise ValueError(f"schema {data['schema']}")
+            return cls(**{**data, "rank_marks": tuple(data["rank_marks"])})
+        except (ValueError, KeyError, TypeError) as e:
+            raise ResourceError(
+                f"{directory / _RECORD} is no record of this version of the package ({type(e).__name__}: {e}); "
+                f"{directory} can be removed"
+            ) from e
 
 
 def directories() -> Path:
     """The folder of all clusters of this user, made if need be. Raises ResourceError if it is not this user's alone."""
     path = Path(tempfile.gettempdir()) / f"workbench-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # what it is, is seen below
+        try:
+            path.mkdir(mode=0o700)
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as e:
+            raise ResourceError(f"{path} cannot be made: {e.strerror}; set TMPDIR to a directory you can write") from e
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
         raise ResourceError(
@@ -87,6 +98,11 @@ def claim_directory() -> Path:
     return path
 
 
+def has_record(directory: Path) -> bool:
+    """Whether the cluster in this directory has come up, so that another process can find it."""
+    return (directory / _RECORD).exists()
+
+
 def connection_file(directory: Path, kind: str) -> Path:
     """ipyparallel's connection file: `kind` is "client" or "engine"."""
     return directory / "profile" / "security" / f"ipcontroller-{CLUSTER_ID}-{kind}.json"
@@ -98,7 +114,7 @@ def find_records(*, clear: bool = True) -> tuple[ClusterRecord, ...]:
     for directory in directories().iterdir():
         try:
             record = ClusterRecord.load(directory)
-        except (OSError, ValueError, ResourceError):
+        except (OSError, ResourceError):
             if clear and _age_s(directory) > _SWEEP_AGE_S:
                 shutil.rmtree(directory, ignore_errors=True)
             continue

@@ -19,6 +19,7 @@ from ipyparallel.engine.app import IPEngine
 from IPython import get_ipython
 
 from workbench.errors import ArgumentError, ClosedError, WorkbenchError
+from workbench.launch.async_cells import await_cells
 from workbench.launch.calls import CallRecorder
 from workbench.launch.gpu_waits import abort_nccl, end_waits_on_interrupt
 from workbench.launch.orphans import die_with_parent
@@ -129,6 +130,7 @@ def run_rank(spec: EngineSpec) -> None:
     _register_stack_dump(spec.stacks_file(world_rank))
     warnings.filterwarnings("ignore", message="To exit: use")  # IPython's advice after sys.exit(): no rank can take it
     OutStream.flush_interval = _FLUSH_S
+    await_cells()
     _rank = Rank(spec)
     sys.argv = ["workbench-rank"]
     _Engine.launch_instance(

@@ -9,6 +9,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 from workbench.launch.survivors import MARK, mark_lives, mark_pid
 
@@ -41,28 +42,36 @@ def end_with_starter() -> None:
         end_with(mark)
 
 
-def end_with(owner: str) -> None:
+def end_with(
+    owner: str, *, before_kill: Callable[[], None] = lambda: None, unless: Callable[[], bool] = lambda: False
+) -> None:
     """End this process when the process of the mark `owner` ends: SIGTERM at once, SIGKILL three seconds later.
 
     Unlike die_with_parent it does not matter who started whom, nor from which thread. Local; starts a daemon thread.
+    before_kill: called ahead of the SIGKILL.   unless: whether this process may go on by then.
     """
     fd = -1
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(mark_pid(owner))
     if fd < 0 or not mark_lives(owner):
-        _end()
+        _end(before_kill, unless)
     else:
-        threading.Thread(target=_wait_and_end, args=(fd,), name="end-with-owner", daemon=True).start()
+        threading.Thread(
+            target=_wait_and_end, args=(fd, before_kill, unless), name="end-with-owner", daemon=True
+        ).start()
 
 
-def _wait_and_end(fd: int) -> None:
+def _wait_and_end(fd: int, before_kill: Callable[[], None], unless: Callable[[], bool]) -> None:
     watch = select.poll()
     watch.register(fd, select.POLLIN)
     watch.poll()
-    _end()
+    _end(before_kill, unless)
 
 
-def _end() -> None:
+def _end(before_kill: Callable[[], None], unless: Callable[[], bool]) -> None:
+    if unless():
+        return
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
+    before_kill()
     os.kill(os.getpid(), signal.SIGKILL)

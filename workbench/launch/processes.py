@@ -23,7 +23,7 @@ import workbench
 from workbench.launch.job import RankFailure
 from workbench.launch.multicast import multicast_switches
 from workbench.launch.spec import EngineSpec
-from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag
+from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag, stop_marked
 
 _STOP_S = 2.0
 
@@ -41,9 +41,10 @@ class Processes:
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller. Local; does not wait for it."""
-        owner = "" if self.keep else run_tag()
-        command = [sys.executable, "-m", "workbench.launch.controller", str(self.directory), owner]
-        self.controller = self._spawn(command, {MARK: owner}, "controller.log")
+        owner = run_tag()
+        module = "workbench.launch.controller"
+        command = [sys.executable, "-P", "-m", module, str(self.directory), owner, *(["--keep"] if self.keep else [])]
+        self.controller = self._spawn(command, {MARK: "" if self.keep else owner}, "controller.log")
 
     def start_agent(self, spec: EngineSpec) -> None:
         """Start torchrun's agent with the ranks of `spec`. Local; does not wait for them."""
@@ -51,7 +52,7 @@ class Processes:
         self.agent = self._spawn(agent_command(spec.save()), environment, f"agent-{spec.attempt}.log")
 
     def stop_agent(self, rank_marks: Sequence[str]) -> None:
-        """End the agent and all ranks: politely, and after two seconds for certain. Local."""
+        """End the agent and all ranks: politely, and after two seconds for certain; with them what they started."""
         ranks = set(rank_pids(mark_pid(self.agent))) if mark_lives(self.agent) else set()
         ranks |= {mark_pid(m) for m in rank_marks if mark_lives(m)}
         family = [p for p in map(_process, ranks) if p is not None]
@@ -65,6 +66,7 @@ class Processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=_STOP_S)
+        stop_marked(self.controller)
         self._reap()
 
     def stop(self, rank_marks: Sequence[str]) -> None:
@@ -119,8 +121,8 @@ class Processes:
 
 
 def agent_command(spec_file: Path) -> list[str]:
-    """The command of a cluster's torchrun agent."""
-    return [sys.executable, "-m", "workbench.launch.rank_agent", str(spec_file)]
+    """The command of a cluster's torchrun agent. -P: a queue.py beside the notebook is not the library's."""
+    return [sys.executable, "-P", "-m", "workbench.launch.rank_agent", str(spec_file)]
 
 
 def rank_environment(ranks: int, mark: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from workbench.launch.agent import first_failure, log_plainly
 from workbench.launch.engine import run_rank
 from workbench.launch.orphans import end_with
 from workbench.launch.spec import EngineSpec, write_private
+from workbench.launch.survivors import MARK, stop_marked
 
 _MOST_WAIT_S = 60.0
 
@@ -32,7 +33,7 @@ def main() -> int:
     os.umask(0o077)
     spec = EngineSpec.load(sys.argv[1])
     if spec.owner:
-        end_with(spec.owner)
+        end_with(spec.owner, before_kill=lambda: stop_marked(os.environ.get(MARK, "")))
     log_plainly()
     loopback.register()
     _await_connection_file(Path(spec.connection_file))
@@ -74,4 +75,5 @@ def _await_connection_file(path: Path) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
+    stop_marked(os.environ.get(MARK, ""))
     os._exit(status)  # the ranks are gone, and unloading torch takes longer than a restart should

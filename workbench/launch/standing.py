@@ -144,7 +144,7 @@ def _dump_stacks(directory: Path, rank_marks: Sequence[str]) -> dict[int, list[t
     before = {}
     for r, mark in enumerate(rank_marks):
         path = directory / f"stacks-{r}.txt"
-        if mark_lives(mark) and path.exists():
+        if mark_lives(mark) and path.exists() and _catches(mark_pid(mark), signal.SIGUSR1):
             before[r] = path.stat().st_size
             os.kill(mark_pid(mark), signal.SIGUSR1)
     found: dict[int, list[tuple[str, int, str]]] = {}
@@ -160,6 +160,16 @@ def _dump_stacks(directory: Path, rank_marks: Sequence[str]) -> dict[int, list[t
                     found[r] = frames
             size[r] = len(text)
     return found
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal: a cell may have taken ours away, and would be ended by it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+    return bool(caught >> (number - 1) & 1)
 
 
 def _main_frames(dump: str, main: str) -> list[tuple[str, int, str]]:

@@ -9,6 +9,7 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import psutil
 from workbench.backends.segments import process_lives, start_time_of
 
 MARK = "WORKBENCH_RUN"
+_MOST_LOOKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,29 @@ def stop_survivors(survivors: tuple[Survivor, ...], *, grace_s: float = 3.0) -> 
         process.kill()
     psutil.wait_procs(alive, timeout=grace_s)
     return tuple(s for s in survivors if not psutil.pid_exists(s.pid))
+
+
+def stop_marked(mark: str) -> None:
+    """End at once every process of this user that carries `mark`, but this one.
+
+    A rank's own children are among them, also those whose parent is gone. Looks again until there are no more.
+    """
+    for _ in range(_MOST_LOOKS):
+        found = [p for p in psutil.process_iter() if p.pid != os.getpid() and _carries(p, mark)]
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=1)
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        ours = process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE
+        return ours and bool(mark) and process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
 
 
 def _starter_lives(mark: str) -> bool:
