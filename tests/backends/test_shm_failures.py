@@ -27,6 +27,7 @@ from tests.forked import Outcome
 from workbench.backends import gloo, segments, shm
 from workbench.errors import ArgumentError, CapacityError, ClosedError, DeadlineError, PeerDeadError, ResourceError
 from workbench.ranks import GroupKey
+from workbench.runtime.room import decide_room, measure_claims
 
 HIDDEN = 7168
 BIG = 64  # sixteen pieces: a rank that dies in the middle has not handed over everything
@@ -533,9 +534,8 @@ def test_a_full_dev_shm_is_the_same_error_on_every_rank_and_leaves_nothing(poor:
             small_shm()
         with channels((0, 1, 2)) as [channel]:
             if rank in poor:
-                verdict = shm.probe(request(HIDDEN, max_tokens=512), channel.key)
-                assert not verdict.ok
-                assert "/dev/shm has 1048576 bytes free" in verdict.reason
+                claims = measure_claims(shm.room(request(HIDDEN, max_tokens=512), channel.key))
+                assert decide_room([(rank, claims)]).endswith("bytes asked of /dev/shm, 1048576 are free")
             with pytest.raises(ResourceError) as caught:
                 shm.bind(channel, request(HIDDEN, max_tokens=32))
             gc.collect()
