@@ -55,6 +55,12 @@ class Described:
             parts.append(args[at] if num > at else kwargs.get(name))
         return tuple(parts)
 
+    def names_peer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a send or recv says with whom."""
+        return any(
+            (args[at] if len(args) > at else kwargs.get(name)) is not None for at, name in (self._who, self._group_who)
+        )
+
     def on_gpu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the call's first tensor is on a GPU."""
         for at, name in self._tensors:

@@ -12,19 +12,17 @@ from workbench.trace import Lane
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A process group: its lane, its backend, and its members as torch numbers them."""
+    """A process group: its lane, backend and members, as torch numbers them. on_gpu: calls return before they end."""
 
     lane: Lane
     backend: str
     ranks: tuple[int, ...]
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether calls on GPU tensors return before they are done."""
-        return "nccl" in self.backend
+    on_gpu: bool = False
 
 
-_known: dict[Any, Known] = {}
+known_groups: dict[Any, Known] = {}
+"""By process group. Read at every call; `known_group` fills it."""
+
 _strange: list[Known] = []  # groups that this process helped to make and is no member of
 
 
@@ -35,7 +33,8 @@ def note_group(process_group: Any, lane: Lane | None) -> None:
     if lane is None or lane.info is None:
         return
     if isinstance(process_group, dist.ProcessGroup):
-        _known[process_group] = Known(lane, str(dist.get_backend(process_group)), lane.info.world_ranks)
+        backend = str(dist.get_backend(process_group))
+        known_groups[process_group] = Known(lane, backend, lane.info.world_ranks, "nccl" in backend)
     else:
         _strange.append(Known(lane, "", lane.info.world_ranks))
 
@@ -43,7 +42,7 @@ def note_group(process_group: Any, lane: Lane | None) -> None:
 def known_group(process_group: Any) -> Known | None:
     """What is known of this group; None for what is no group of this process: it is not a member."""
     try:
-        known = _known.get(process_group)
+        known = known_groups.get(process_group)
     except TypeError:
         return None
     return _meet(process_group) if known is None else known
@@ -56,7 +55,7 @@ def strange_group() -> Known | None:
 
 def forget_groups() -> None:
     """All groups are destroyed, or this is a forked child."""
-    _known.clear()
+    known_groups.clear()
     _strange.clear()
 
 
@@ -78,5 +77,7 @@ def _meet(process_group: Any) -> Known | None:
     except (ValueError, RuntimeError, KeyError, AssertionError):
         ranks, backend, kind = tuple(range(process_group.size())), "", "unregistered"
     label = str(getattr(process_group, "group_name", ""))
-    known = _known[process_group] = Known(this_process.new_lane(ranks, label, kind), backend, ranks)
+    known = known_groups[process_group] = Known(
+        this_process.new_lane(ranks, label, kind), backend, ranks, "nccl" in backend
+    )
     return known

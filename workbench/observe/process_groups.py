@@ -22,7 +22,7 @@ from workbench.observe.below_python import cover_process_group
 from workbench.observe.described import Described
 from workbench.observe.endings import record_endings, tell_exception
 from workbench.observe.gpu import REMARK, start_on_gpu
-from workbench.observe.groups import Known, forget_groups, known_group, note_group, strange_group
+from workbench.observe.groups import Known, forget_groups, known_group, known_groups, note_group, strange_group
 from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.stores import record_store_waits, remember_prefixes, store_note
 from workbench.observe.works import end_completed, record_work_waits, start_polling, start_work
@@ -84,33 +84,27 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
     here, member = this_process.here, module.GroupMember
 
     def describe(
-        args: tuple[Any, ...], kwargs: dict[str, Any], known: Known, capture: bool, remark: str
+        args: tuple[Any, ...], kwargs: dict[str, Any], known: Known, capture: bool, words: tuple[Any, ...]
     ) -> dict[str, Any]:
         fields = what.fields(args, kwargs, known.ranks)
-        return {"op": op, "path": known.backend, "capture": capture, "remark": remark, **fields}
-
-    def begin_elsewhere(known: Known | None, remark: str) -> _Begun:
-        """What has no place in its group's sequence: a recv from anybody, a call on what is no group."""
-        recorder = this_process.recorder
-        note = "" if known is None else f"from any rank on {known.lane.info}"
-        return recorder, recorder.begin(op, remark=remark, note=note), None
+        return {"op": op, "path": known.backend, "capture": capture, "remark": _words(*words), **fields}
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, frame: FrameType) -> _Begun:
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        group_used = member.WORLD if group is None else group
-        known = known_group(group_used)
-        on_gpu = known is not None and known.on_gpu and not is_peered and what.on_gpu(args, kwargs)
-        remark = _words(group is None, known is not None, is_async, on_gpu, here.inside)
-        if known is None:
-            known = strange_group()
-        if known is None:
-            return begin_elsewhere(None, remark)
-        if is_peered and what.fields(args, kwargs, known.ranks)["peer_world_rank"] is None:
-            return begin_elsewhere(known, remark)
+        used = member.WORLD if group is None else group
+        known = known_groups.get(used) or known_group(used)
+        on_gpu = False
+        words = (group is None, known is not None, is_async, on_gpu, here.inside)
+        if known is None or known.on_gpu or is_peered:  # what the common call need not ask
+            known = known or strange_group()
+            if known is None or (is_peered and not what.names_peer(args, kwargs)):
+                return _begin_elsewhere(op, known, _words(*words))
+            on_gpu = known.on_gpu and not is_peered and what.on_gpu(args, kwargs)
+            words = (*words[:3], on_gpu, here.inside)
         capture = this_process.capturing > 0
-        key = (op, capture, remark, what.key(args, kwargs))
-        token = known.lane.begin_known(key, frame, describe, args, kwargs, known, capture, remark)
-        return known.lane, token, group_used if on_gpu else None
+        key = (op, capture, words, what.key(args, kwargs))
+        token = known.lane.begin_known(key, frame, describe, args, kwargs, known, capture, words)
+        return known.lane, token, used if on_gpu else None
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +138,13 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
     return call
 
 
-@functools.cache
+def _begin_elsewhere(op: str, known: Known | None, remark: str) -> _Begun:
+    """What has no place in its group's sequence: a recv from whoever sends, a call on what is no group of this rank."""
+    recorder = this_process.recorder
+    note = "" if known is None else f"from any rank on {known.lane.info}"
+    return recorder, recorder.begin(op, remark=remark, note=note), None
+
+
 def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, inside: str) -> str:
     """The remark of a call."""
     words = [
