@@ -80,3 +80,34 @@ def fail_on(world_rank: int) -> None:
     if dist.get_rank() == world_rank:
         raise ValueError(f"world rank {world_rank} has had enough")
     dist.barrier()
+
+
+class Unreadable:
+    """What runs `code` when it is unpickled."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self.code,)
+
+
+def unreadable(code: str = "1 / 0") -> Unreadable:
+    return Unreadable(code)
+
+
+def fail_with(literal: str) -> None:
+    import ast
+
+    raise ValueError(ast.literal_eval(literal))
+
+
+def start_children() -> list[int]:
+    """The pids of a child, and of a grandchild whose parent has ended."""
+    import subprocess
+    import sys
+
+    child = subprocess.Popen(["sleep", "600"])
+    lonely = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
+    told = subprocess.run([sys.executable, "-c", lonely], capture_output=True, text=True, check=True)
+    return [child.pid, int(told.stdout)]

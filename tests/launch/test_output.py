@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from IPython.core.error import UsageError
 
 from workbench import GroupMap
@@ -25,6 +27,10 @@ MAP = GroupMap.custom({"tp": [[0, 1], [2, 3]], "cp": [[0, 2], [1, 3]], "pp": [[3
         ("3, 0-1", (0, 1, 3)),
         (2, (2,)),
         ([3, 0], (0, 3)),
+        (np.int64(2), (2,)),
+        (np.array([3, 0]), (0, 3)),
+        (torch.tensor([3, 0]), (0, 3)),
+        (range(1, 3), (1, 2)),
         ("tp:0", (0, 1)),
         ("cp:1", (1, 3)),
         ("pp", (1, 3)),
@@ -34,7 +40,10 @@ def test_ranks_are_chosen_by_number_run_kind_or_group(wanted: object, expected: 
     assert select_ranks(wanted, 4, MAP) == expected  # type: ignore[arg-type]  # one parameter for all forms
 
 
-@pytest.mark.parametrize("wanted", ["4", "0,9", [-1], [True], [], "3-1", "tp:", "0;1"])
+@pytest.mark.parametrize(
+    "wanted",
+    ["4", "0,9", [-1], [True], True, [], "3-1", "tp:", "0;1", "0 2", "0-999999999", 1.5, [[0]], [1.0], object()],
+)
 def test_a_rank_that_is_not_there_is_refused_with_what_is(wanted: object) -> None:
     with pytest.raises(ArgumentError, match=r"0\.\.3|write 0,2"):
         select_ranks(wanted, 4, MAP)  # type: ignore[arg-type]  # wrong on purpose
@@ -82,8 +91,9 @@ def test_a_carriage_return_overwrites_as_in_a_terminal_and_blank_lines_stay() ->
 def test_the_line_behind_the_magic() -> None:
     assert parse_line("") == (None, None)
     assert parse_line("tp:0 --deadline 20") == ("tp:0", 20.0)
-    assert parse_line("--deadline=0.5 0, 2") == ("0,2", 0.5)
-    for wrong in ("--deadline", "--deadline soon", "--dedline 3"):
+    assert parse_line("--deadline=0.5 0, 2") == ("0, 2", 0.5)
+    assert parse_line("0 2") == ("0 2", None)
+    for wrong in ("--deadline", "--deadline soon", "--dedline 3", "tp:'0"):
         with pytest.raises(UsageError, match="usage"):
             parse_line(wrong)
 

@@ -8,10 +8,10 @@ from workbench.launch.orphans import die_with_parent, end_with_starter
 from workbench.launch.survivors import MARK, find_survivors, run_tag, stop_survivors
 
 if TYPE_CHECKING:
-    from workbench.launch.cluster import Cluster, ClusterStatus
+    from workbench.launch.cluster import Cluster
     from workbench.launch.current import current_cluster
     from workbench.launch.failure import CellDeadlineError, RankDiedError, RankError, RanksFailedError
-    from workbench.launch.standing import Diagnosis, Standing
+    from workbench.launch.standing import ClusterStatus, Diagnosis, Standing
 
 __all__ = [
     "MARK",
@@ -39,7 +39,7 @@ __all__ = [
 
 _LATER = {
     "Cluster": "cluster",
-    "ClusterStatus": "cluster",
+    "ClusterStatus": "standing",
     "current_cluster": "current",
     "CellDeadlineError": "failure",
     "RankDiedError": "failure",

@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -37,24 +37,13 @@ from workbench.launch.processes import Processes
 from workbench.launch.selection import Ranks, ranks_label, ranks_words, select_ranks
 from workbench.launch.show import choose_display
 from workbench.launch.spec import EngineSpec
-from workbench.launch.standing import Diagnosis, stand
+from workbench.launch.standing import ClusterStatus, Diagnosis, stand
 from workbench.launch.survivors import mark_lives, mark_pid, run_tag
 from workbench.ranks import GroupMap
 from workbench.settings import Settings, check_timeout
 
 _INTERRUPT_S = {"cpu": 1.0, "cuda": 3.0}  # NCCL takes a moment to abort
 _END_S = 1.0
-_DEATH_S = 5.0  # how long torchrun's word on a rank's end is awaited
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterStatus:
-    """The state of a cluster at one moment. World ranks, but for `pids`, which are in their order."""
-
-    alive: tuple[int, ...]
-    busy: tuple[int, ...]
-    generation: int
-    pids: tuple[int, ...]
 
 
 class Cluster:
@@ -139,11 +128,10 @@ class Cluster:
         self = cls.__new__(cls)
         record = records[0]
         group_map = GroupMap.from_json(record.group_map) if record.group_map is not None else None
-        processes = Processes(record.directory, keep=record.keep, controller=record.controller, agent=record.agent)
+        processes = Processes(record.directory, keep=record.keep, controller=record.controller)
         self._init(processes, group_map)
         self._finalizer.detach()  # whoever started it, or nobody, ends it
-        self._record = record
-        self._spec = EngineSpec.load(record.directory / f"engines-{record.attempt}.json")
+        self._take_over(record)
         self._connected = Engines(processes)
         if all(map(mark_lives, record.rank_marks)):  # else it can still be restarted
             self._await_engines()
@@ -332,6 +320,7 @@ class Cluster:
 
     def restart(self) -> None:
         """New processes with the same world ranks; what the old ones held is gone. Also after a rank has died."""
+        self._follow_restart()
         record = self._known()
         if not mark_lives(record.controller):
             raise ClosedError(f"the controller of cluster {self.name} has ended; close() it and start another")
@@ -410,21 +399,8 @@ class Cluster:
         with interrupts_later():  # ranks that half of them left would wait for these in C++
             cell = self._send(engine_calls.begin, (generation,), {}, everybody)
             cell.wait(_END_S)
-        deadline = time.monotonic() + self._spec.timeout_s + 30
-        while cell.running and time.monotonic() < deadline:
-            if not mark_lives(self._processes.agent):
-                raise ResourceError(f"a rank ended while groups were made: {self._why_ended()}")
-            time.sleep(0.005)
-        if cell.running:
-            raise DeadlineError(
-                f"still making groups after {self._spec.timeout_s + 30:g} s: {ranks_words(cell.running)}",
-                missing=cell.running,
-            )
+        told = self._engines.await_groups(cell, timeout_s=self._spec.timeout_s + 30, why_ended=self._why_ended)
         self._cells.remove(cell)
-        errors = cell.errors()
-        if errors:
-            raise RanksFailedError(errors)
-        told = cell.values
         self._record = ClusterRecord(
             name=self.name,
             ranks=self.num_ranks,
@@ -500,11 +476,9 @@ class Cluster:
         dead = tuple(r for r, mark in enumerate(record.rank_marks) if not mark_lives(mark))
         if not dead:
             return
-        deadline = time.monotonic() + _DEATH_S
-        while (failure := self._processes.first_failure(self._spec)) is None and mark_lives(record.agent):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
+        if self._follow_restart():
+            return
+        failure = self._processes.await_failure(self._spec)
         self._cells.clear()
         self._processes.stop_agent(record.rank_marks)  # torchrun lets the others live after a rank of status 0
         told = self._why_ended() if failure is not None else f"{ranks_words(dead)} ended, with status 0 or unseen"
@@ -512,6 +486,21 @@ class Cluster:
             f"{told}\nthe other ranks were ended with it; cluster.restart() starts all of them again",
             dead=dead if failure is None else (failure.world_rank,),
         )
+
+    def _follow_restart(self) -> bool:
+        """Whether another driver has restarted the ranks meanwhile; then its ranks are this one's as well."""
+        with contextlib.suppress(FileNotFoundError):
+            record = ClusterRecord.load(self.directory)
+            if record.attempt != self._known().attempt and all(map(mark_lives, record.rank_marks)):
+                self._take_over(record)
+                self._cells.clear()
+                return True
+        return False
+
+    def _take_over(self, record: ClusterRecord) -> None:
+        self._record = record
+        self._processes.agent = record.agent
+        self._spec = EngineSpec.load(record.directory / f"engines-{record.attempt}.json")
 
     def _why_ended(self) -> str:
         return self._processes.why_ended(self._spec)

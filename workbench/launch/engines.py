@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import textwrap
 import time
 from collections import OrderedDict
@@ -16,14 +17,16 @@ import zmq
 from ipykernel.compiler import get_file_name
 from jupyter_client.session import Session as MessageSession
 
-from workbench.errors import ResourceError
+from workbench.errors import DeadlineError, ResourceError
 from workbench.launch.cell import Cell
 from workbench.launch.directory import connection_file
+from workbench.launch.failure import RanksFailedError
 from workbench.launch.processes import Processes
 from workbench.launch.selection import ranks_words
 from workbench.launch.survivors import mark_lives
 
 _START_S = 120.0
+_CONNECT_S = 10.0
 _MOST_SOURCES = 500
 
 
@@ -45,6 +48,14 @@ class Engines:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 self._info = json.loads(path.read_text())
             time.sleep(0.02)
+        address = self._info["interface"].removeprefix("tcp://")
+        try:
+            socket.create_connection((address, self._info["registration"]), timeout=_CONNECT_S).close()
+        except OSError as e:
+            raise ResourceError(
+                f"the controller cannot be reached at {address}: {e.strerror or e}; the loopback interface must be up "
+                f"(ip link set lo up)"
+            ) from e
         self.client = _Client(self._info, timeout=_START_S)
 
     @property
@@ -77,6 +88,25 @@ class Engines:
         results = {r: self.client[r].apply_async(work, *args, **kwargs) for r in ranks}
         return Cell(results, getattr(work, "__name__", "a function"))
 
+    def await_groups(self, cell: Cell, *, timeout_s: float, why_ended: Callable[[], str]) -> tuple[Any, ...]:
+        """What the ranks give back of making their groups.
+
+        Raises: ResourceError if a rank ended, DeadlineError, RanksFailedError.
+        """
+        deadline = time.monotonic() + timeout_s
+        while cell.running and time.monotonic() < deadline:
+            if not mark_lives(self._processes.agent):
+                raise ResourceError(f"a rank ended while groups were made: {why_ended()}")
+            time.sleep(0.005)
+        if cell.running:
+            raise DeadlineError(
+                f"still making groups after {timeout_s:g} s: {ranks_words(cell.running)}", missing=cell.running
+            )
+        errors = cell.errors()
+        if errors:
+            raise RanksFailedError(errors)
+        return cell.values
+
     def busy(self) -> set[int]:
         """World ranks that the hub has work for, whoever sent it."""
         queues = self.client.queue_status()
@@ -85,14 +115,14 @@ class Engines:
     def unregister(self, num_ranks: int) -> None:
         """Tell the hub that the engines are gone: it would keep their numbers from those that come next."""
         session = MessageSession(key=self._info["key"].encode(), signature_scheme=self._info["signature_scheme"])
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.linger = 1000
+        dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        dealer.linger = 1000
         try:
-            socket.connect(f"{self._info['interface']}:{self._info['registration']}")
+            dealer.connect(f"{self._info['interface']}:{self._info['registration']}")
             for r in range(num_ranks):
-                session.send(socket, "unregistration_request", content={"id": r})
+                session.send(dealer, "unregistration_request", content={"id": r})
         finally:
-            socket.close()
+            dealer.close()
         deadline = time.monotonic() + 5
         while self.client.ids and time.monotonic() < deadline:
             time.sleep(0.01)

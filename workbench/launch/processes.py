@@ -26,16 +26,17 @@ from workbench.launch.spec import EngineSpec
 from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag, stop_marked
 
 _STOP_S = 2.0
+_DEATH_S = 5.0
 
 
 class Processes:
     """Controller and agent of the cluster in `directory`. `keep`: they may outlive this process."""
 
-    def __init__(self, directory: Path, *, keep: bool, controller: str = "", agent: str = "") -> None:
+    def __init__(self, directory: Path, *, keep: bool, controller: str = "") -> None:
         self.directory = directory
         self.keep = keep
         self.controller = controller
-        self.agent = agent
+        self.agent = ""
         self._pid = os.getpid()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -93,12 +94,20 @@ class Processes:
         except FileNotFoundError:
             return None
 
+    def await_failure(self, spec: EngineSpec) -> RankFailure | None:
+        """The first failure after a rank's end: torchrun takes a moment to tell, and says nothing of status 0."""
+        deadline = time.monotonic() + _DEATH_S
+        while (failure := self.first_failure(spec)) is None and mark_lives(self.agent) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return failure
+
     def why_ended(self, spec: EngineSpec) -> str:
-        """The first failure in words, else the end of the agent's log."""
+        """The first failure in words, and in its traceback or else the end of the agent's log."""
         failure = self.first_failure(spec)
         if failure is None:
             return self.log_tail(f"agent-{spec.attempt}.log")
-        return f"world rank {failure.world_rank}: {failure.message}\n{failure.traceback}".rstrip()
+        story = failure.traceback or self.log_tail(f"agent-{spec.attempt}.log")
+        return f"world rank {failure.world_rank}: {failure.message}\n{story}".rstrip()
 
     def _spawn(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> str:
         fd = os.open(self.directory / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

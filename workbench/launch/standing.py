@@ -60,6 +60,16 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The state of a cluster at one moment. World ranks, but for `pids`, which are in their order."""
+
+    alive: tuple[int, ...]
+    busy: tuple[int, ...]
+    generation: int
+    pids: tuple[int, ...]
+
+
 def stand(
     directory: Path,
     rank_marks: Sequence[str],
