@@ -206,6 +206,7 @@ def step_segments(checks: Checks) -> None:
 
 def step_room(checks: Checks) -> None:
     with opened() as s:
+        s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=1, backend="custom")  # probes need memory too
         held = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
         try:
             s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=2048, backend="custom")
