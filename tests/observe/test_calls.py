@@ -24,7 +24,7 @@ def told(event: Event) -> tuple[object, ...]:
 def test_every_call_stands_under_its_own_name_on_its_group(trace: Trace) -> None:
     calls = [told(e) for e in begins(trace, 0) if e.op != "store_wait"]
     assert calls == [
-        ("init_process_group", (0, 1), "timeout 60 s"),
+        ("init_process_group", (0, 1), "timeout 60 s; store of the launcher, attempt 0"),
         ("new_group", (0, 1), "timeout 50 s; asked for in the order [1, 0]"),
         ("new_group", (1,), "no timeout given"),
         ("all_reduce", (0, 1), "default group"),

@@ -40,6 +40,8 @@ def test_a_job_that_hangs_is_judged_at_the_deadline_and_ended(tmp_path: Path) ->
     assert "world rank 0: waiting, inside all_reduce" in traced.stderr
     assert "stack of world rank 1, innermost last:" in traced.stderr
     assert "main (" in traced.stderr.partition("stack of world rank 1")[2]
+    assert "observe/process_groups.py" not in traced.stderr, "the recording's own frames are nobody's business"
+    assert traced.document["command_status"] != 0
     assert processes_naming(tag) == []
     report = (traced.directory / "report.html").read_text()
     for heading in (

@@ -14,6 +14,7 @@ from pathlib import Path
 
 STACK_SIGNAL = signal.SIGRTMAX - 3  # no program is known to use it; the usual ones belong to launchers and schedulers
 _ANSWER_S = 0.7
+_OURS = os.path.dirname(__file__) + os.sep  # the recording itself, which stands between the program and torch
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
@@ -78,7 +79,8 @@ def _main_frames(text: str) -> tuple[Frame, ...]:
         match = _FRAME.fullmatch(line)
         if match is None:
             break
-        frames.append(Frame(match["function"], match["file"], int(match["line"])))
+        if not match["file"].startswith(_OURS):
+            frames.append(Frame(match["function"], match["file"], int(match["line"])))
     return tuple(frames)
 
 

@@ -73,6 +73,7 @@ class Job:
             self._signal(signal.SIGKILL)
             self._process.poll()
             time.sleep(0.02)
+        self.wait(_GRACE_S)
 
     def _family(self) -> list[psutil.Process]:
         """Descendants that are not dead. Zombies are reaped on the way."""

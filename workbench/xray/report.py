@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from workbench.demo import write_private
@@ -51,7 +52,7 @@ def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
         found = "No process used torch.distributed."
     else:
         found = f"{len(trace.events)} events of {len(trace.ranks)} of {verdict.world_size} ranks. "
-        found += f"{len(verdict.findings)} findings." if verdict.findings else "No defect found."
+        found += f"Findings: {len(verdict.findings)}." if verdict.findings else "No defect found."
         if not trace.complete:
             found += " Records are missing, so what is absent may only look so."
     ended = "" if status is None else f" The command's exit status is {status}."
@@ -90,8 +91,6 @@ def _groups(trace: Trace) -> list[Section]:
 
 
 def _declared(trace: Trace) -> GroupMap | None:
-    import json
-
     for rank in trace.ranks:
         for document in rank.declared:
             try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGKILL
 
 from workbench.observe import Frame, dump_stacks, mark_ended
 from workbench.trace import TraceError, read_progress
@@ -65,7 +66,8 @@ def trace_command(
             say(verdict.stacks_text())
             mark_ended(traces, deadline_s=deadline_s)
             job.end()
-            return Outcome(verdict=verdict, status=job.status or 0, ended=True)
+            status = job.status
+            return Outcome(verdict=verdict, status=128 + SIGKILL if status is None else status, ended=True)
         status = job.status
     assert status is not None
     verdict = judge(traces)
