@@ -27,6 +27,7 @@ from workbench.launch.survivors import MARK, mark_lives, mark_pid, run_tag, stop
 
 _STOP_S = 2.0
 _DEATH_S = 5.0
+_started: list[subprocess.Popen[bytes]] = []  # of all clusters: one may be let go while its agent, our child, goes on
 
 
 class Processes:
@@ -122,11 +123,11 @@ class Processes:
             )
         mark = run_tag(child.pid)
         self._children[mark] = child
+        _started.append(child)
         return mark
 
     def _reap(self) -> None:
-        for child in self._children.values():
-            child.poll()
+        _started[:] = [child for child in _started if child.poll() is None]
 
 
 def agent_command(spec_file: Path) -> list[str]:
