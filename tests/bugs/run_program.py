@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,14 +27,27 @@ from workbench.trace import TraceError, read_progress
 from workbench.xray import Verdict, judge
 
 PROGRAMS = Path(__file__).parent / "programs"
-QUIET_S = 1.5  # without an event or a tick of any rank, after which a world is judged
+QUIET_S = 1.5  # without an event, and with hardly any computing, after which a world is judged
 GRACE_S = 0.5  # that ranks have after another has failed
 LIMIT_S = 60.0
+_IDLE_TICKS_A_SECOND = 4  # of all ranks together; on a busy machine a rank may compute for long between two events
+
+
+@dataclass(frozen=True)
+class World:
+    """How a program's ranks ended: each one's status (negative: a signal), and what they printed, rank by rank.
+
+    hung: what `look` said of them when nothing happened any more; None if they ended by themselves.
+    """
+
+    statuses: tuple[int, ...]
+    output: str
+    hung: Verdict | str | None
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a world ended: what was found, each rank's status (negative: a signal), and what they wrote."""
+    """A recorded world and the verdict on it."""
 
     verdict: Verdict
     statuses: tuple[int, ...]
@@ -42,9 +56,44 @@ class Run:
 
 
 def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool, quiet_s: float = QUIET_S) -> Run:
-    """Run one program and judge it. A correct one is waited for, however long it is quiet."""
+    """Run one program recorded, and judge it. A correct one is waited for, however long it is quiet."""
     traces = directory / "trace"
     traces.mkdir(mode=0o700)
+
+    def record() -> None:
+        os.environ["WORKBENCH_OBSERVE"] = str(traces)
+        _record()
+
+    def look() -> Verdict | None:
+        verdict = judge(traces, deadline_s=quiet_s, running=True)
+        return verdict if verdict.waiting and verdict.findings else None
+
+    world = run_world(
+        name,
+        num_ranks,
+        directory,
+        correct=correct,
+        prepare=record,
+        quiet_s=float("inf") if correct else quiet_s,
+        look=look,
+    )
+    verdict = world.hung if isinstance(world.hung, Verdict) else judge(traces)
+    return Run(verdict, world.statuses, world.hung is not None, world.output)
+
+
+def run_world(
+    name: str,
+    num_ranks: int,
+    directory: Path,
+    *,
+    correct: bool,
+    prepare: Callable[[], None],
+    quiet_s: float,
+    look: Callable[[], Verdict | str | None],
+) -> World:
+    """Run one program on forked ranks, each after prepare(). Quiet for quiet_s, they are ended if look() says so."""
+    traces = directory / "trace"
+    traces.mkdir(mode=0o700, exist_ok=True)
     arguments = [str(PROGRAMS / f"{name}.py"), *(["--correct"] if correct else [])]
     starters, pids = [], []
     for rank in range(num_ranks):
@@ -52,7 +101,7 @@ def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool, qu
         pid = os.fork()
         if pid == 0:
             os.close(write_end)
-            _rank(rank, num_ranks, read_end, arguments, traces, directory / f"rank-{rank}.txt")
+            _rank(rank, num_ranks, read_end, arguments, prepare, directory / f"rank-{rank}.txt")
         os.close(read_end)
         starters.append(write_end)
         pids.append(pid)
@@ -63,13 +112,11 @@ def run_program(name: str, num_ranks: int, directory: Path, *, correct: bool, qu
         os.close(starter)
     world = _World(pids, traces)
     try:
-        verdict = world.watch(quiet_s=float("inf") if correct else quiet_s)
-        hung = verdict is not None
-        world.end(signal.SIGKILL)
-        output = "\n".join((directory / f"rank-{r}.txt").read_text() for r in range(num_ranks))
-        return Run(verdict or judge(traces), tuple(world.statuses[p] for p in pids), hung, output)
+        hung = world.watch(quiet_s, look)
     finally:
         world.end(signal.SIGKILL)
+    output = "\n".join((directory / f"rank-{r}.txt").read_text(errors="replace") for r in range(num_ranks))
+    return World(tuple(world.statuses[p] for p in pids), output, hung)
 
 
 class _World:
@@ -80,9 +127,9 @@ class _World:
         self._pids, self._traces = pids, traces
         self._deadline = time.monotonic() + LIMIT_S
 
-    def watch(self, *, quiet_s: float) -> Verdict | None:
-        """Until all have ended; the verdict if nothing happens for quiet_s, a rank waits, and something is found."""
-        progress, moved = 0, time.monotonic()
+    def watch(self, quiet_s: float, look: Callable[[], Verdict | str | None]) -> Verdict | str | None:
+        """Until all have ended; what `look` says, if nothing happens for quiet_s and it says something."""
+        events, ticks, moved = 0, 0, time.monotonic()
         failed: float | None = None
         while self._running():
             time.sleep(0.02)
@@ -93,14 +140,14 @@ class _World:
                 failed = now
             if failed is not None and now > failed + GRACE_S:
                 self.end(signal.SIGTERM)
-            done = self._progress()
-            if done != progress:
-                progress, moved = done, now
+            recorded, computed = self._num_events(), sum(map(_ticks, self._pids))
+            if recorded != events or computed > ticks + _IDLE_TICKS_A_SECOND * quiet_s:
+                events, ticks, moved = recorded, computed, now
             elif now - moved > quiet_s:
-                verdict = judge(self._traces, deadline_s=quiet_s, running=True)
-                if verdict.waiting and verdict.findings:
-                    return verdict
-                moved = now
+                said = look()
+                if said is not None:
+                    return said
+                ticks, moved = computed, now
         return None
 
     def end(self, number: int) -> None:
@@ -125,9 +172,8 @@ class _World:
                         file.write(json.dumps(line) + "\n")
         return [pid for pid in self._pids if pid not in self.statuses]
 
-    def _progress(self) -> int:
-        """Events of all ranks, and ticks of CPU time: on a busy machine a rank may compute for long between events."""
-        total = sum(_ticks(pid) for pid in self._pids)
+    def _num_events(self) -> int:
+        total = 0
         for path in self._traces.glob("*.wbtrace"):
             try:
                 total += read_progress(path)
@@ -144,8 +190,10 @@ def _ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _rank(rank: int, num_ranks: int, pipe: int, arguments: list[str], traces: Path, output: Path) -> None:
-    """The child: record, run the program as __main__, end as an interpreter would."""
+def _rank(
+    rank: int, num_ranks: int, pipe: int, arguments: list[str], prepare: Callable[[], None], output: Path
+) -> None:
+    """The child: prepare, run the program as __main__, end as an interpreter would."""
     leave = os._exit
     try:
         die_with_parent()
@@ -159,8 +207,7 @@ def _rank(rank: int, num_ranks: int, pipe: int, arguments: list[str], traces: Pa
         warnings.resetwarnings()  # pytest's "error" is not the program's
         status = 0
         with rank_environment(rank, num_ranks, port):
-            os.environ["WORKBENCH_OBSERVE"] = str(traces)
-            _record()
+            prepare()
             sys.argv = arguments
             try:
                 runpy.run_path(arguments[0], run_name="__main__")
