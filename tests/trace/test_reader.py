@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from workbench.ranks import GroupKey
-from workbench.trace import RankTrace, Recorder, TraceError, align, layout, read_directory, read_rank
+from workbench.trace import Event, Phase, RankTrace, Recorder, TraceError, align, layout, read_directory, read_rank
 
 SMALL = 64 << 10
 RING_AT = 4096 + 4096 + 16384
@@ -172,3 +172,9 @@ def test_the_header_holds_only_what_is_listed(path: Path) -> None:
         "versions",
         "world_rank",
     ]
+
+
+def test_a_moved_event_differs_in_its_time_alone() -> None:
+    event = Event(time_ns=5, world_rank=1, phase=Phase.END, op="recv", peer_world_rank=0, note="a", capture=True)
+    assert event.moved(7) == replace(event, time_ns=12)
+    assert event.time_ns == 5

@@ -121,6 +121,14 @@ class Event:
     note: str = ""
     error: str = ""
 
+    def moved(self, offset_ns: int) -> Event:
+        """The same event, offset_ns later. dataclasses.replace takes five times as long, and traces hold a million."""
+        event = object.__new__(Event)
+        for copy_slot, read_slot in _SLOTS:
+            copy_slot(event, read_slot(self))
+        object.__setattr__(event, "time_ns", self.time_ns + offset_ns)
+        return event
+
     def to_json(self) -> dict[str, Json]:
         """Fields that say something, in a fixed order."""
         data: dict[str, Json] = {
@@ -188,6 +196,9 @@ class Event:
         text = f" {self.error or self.note}" if self.error or self.note else ""
         site = "" if self.site is None else f" at {self.site}"
         return f"rank {self.world_rank} {self.phase.value} {self.op}{where}{shape}{tail}{text}{site}"
+
+
+_SLOTS = tuple((vars(Event)[name].__set__, vars(Event)[name].__get__) for name in Event.__slots__)
 
 
 def stride_class(shape: Sequence[int], strides: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.trace.event import Event, GroupInfo
 
@@ -114,7 +114,7 @@ def align(
     for rank in ordered:
         clock = rank.header.boot_id or rank.world_rank
         offset = offsets.setdefault(clock, rank.header.anchor_wall_ns - rank.header.anchor_monotonic_ns)
-        events.extend(replace(e, time_ns=e.time_ns + offset) for e in rank.events)
+        events.extend(e.moved(offset) for e in rank.events)
     events.sort(key=lambda e: (e.time_ns, e.world_rank, e.ordinal))
     attempt = ordered[0].header.attempt if ordered else 0
     return Trace(
