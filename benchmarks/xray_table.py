@@ -3,9 +3,9 @@
     python benchmarks/xray_table.py --out benchmarks/DATE-xray [--only NAME ...]
 
 Each program runs four times on CPU ranks, which are forked with torch imported and started as torchrun would: as it is;
-with TORCH_DISTRIBUTED_DEBUG=DETAIL; with torch's Flight Recorder, dumped ten times a second and read by torchfrtrace; and
-recorded by the workbench. Ranks that neither compute nor say anything for QUIET_S hang and are ended. What a tool says
-is the first line in which it complains, shortened; "silent" is a run with status 0 and without a complaint.
+with TORCH_DISTRIBUTED_DEBUG=DETAIL; with torch's Flight Recorder, dumped ten times a second and read by torchfrtrace;
+and recorded by the workbench. Ranks that neither compute nor say anything for QUIET_S hang and are ended. What a tool
+says is the first line in which it complains, shortened; "silent" is a run with status 0 and without a complaint.
 """
 
 from __future__ import annotations
