@@ -37,6 +37,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+UNFUSED = Settings(fusion=False)
 TP16 = ("sglang", "--size", "tp=16", "--hidden", "7168", "--tokens", "1")
 
 
@@ -66,8 +67,8 @@ def test_every_kind_is_answered_and_groups_alike_are_drawn_once() -> None:
     answer = why(machine="b200x8", sizes={"tp": 8, "attn_cp": 2, "moe_ep": 4}, tokens=8)
     choices = {(g.key.kind, g.key.size): g.plan.choice for g in answer.groups}
     assert choices == {
-        ("world", 8): "custom.fused.push",
-        ("tp", 8): "custom.fused.push",
+        ("world", 8): "custom.fused.two_shot_push",
+        ("tp", 8): "custom.fused.two_shot_push",
         ("attn_cp", 2): "custom.fused.push",
         ("attention_tp", 4): "custom.fused.push",
         ("moe_ep", 4): "custom.fused.push",
@@ -117,7 +118,7 @@ def test_switches_and_retired_variables_are_seen_at_the_door() -> None:
     assert document["groups"][0]["plan"]["choice"] == "nccl"
     assert document["groups"][0]["plan"]["rejected"][0] == ["custom.fused", "switched off by WORKBENCH_FUSION=0"]
     assert "rounds twice between sum and residual" in document["groups"][0]["plan"]["rejected"][1][1]
-    unfused = why(settings=Settings(fusion=False), rounding="twice", kind="tp")
+    unfused = why(settings=UNFUSED, rounding="twice", kind="tp")
     assert unfused.groups[0].plan.choice == "custom.push"
     assert "SGLANG_ENABLE_CUSTOM_ALL_REDUCE_V2_MULTINODE is set and does nothing" in done.stderr
     assert document["warnings"] == [done.stderr.strip()]
@@ -127,7 +128,8 @@ def test_switches_and_retired_variables_are_seen_at_the_door() -> None:
 
 
 def test_multicast_is_allowed_by_its_setting_alone() -> None:
-    asked = {"sizes": {"tp": 8}, "tokens": 64, "settings": Settings(multicast=True), "kind": "tp", "rounding": "twice"}
+    asked = {"sizes": {"tp": 8}, "tokens": 64, "kind": "tp", "rounding": "twice"}
+    asked["settings"] = Settings(multicast=True, fusion=False)  # the fused kernel would take it
     allowed = why(machine="h100x8", **asked)
     assert allowed.groups[0].plan.choice == "custom.multicast"
     absent = why(machine="h200x8-nomc", **asked)
@@ -136,7 +138,7 @@ def test_multicast_is_allowed_by_its_setting_alone() -> None:
 
 
 def test_where_a_kernel_is_missing_the_answer_says_what_this_build_does() -> None:
-    asked = {"machine": "h100x8", "sizes": {"tp": 8}, "kind": "tp", "rounding": "twice"}
+    asked = {"machine": "h100x8", "sizes": {"tp": 8}, "kind": "tp", "rounding": "twice", "settings": UNFUSED}
     answer = why(tokens=64, **asked)  # 896 KiB a rank: an algorithm that nobody has written
     assert (answer.groups[0].plan.choice, answer.groups[0].here.choice) == ("custom.two_shot_pull", "nccl")
     told = [line for line in str(answer).splitlines() if line.startswith("  build  nccl for now; custom: ")]
@@ -144,7 +146,7 @@ def test_where_a_kernel_is_missing_the_answer_says_what_this_build_does() -> Non
     assert told[0].endswith("no kernel for two_shot_pull in this build")
     assert answer.to_json()["groups"][0]["this_build"]["choice"] == "nccl"
     small = why(tokens=1, **asked)
-    assert (small.groups[0].here.choice, small.groups[0].plan.choice) == ("custom.fused.push",) * 2
+    assert (small.groups[0].here.choice, small.groups[0].plan.choice) == ("custom.push",) * 2
     assert "build" not in str(small)
 
 

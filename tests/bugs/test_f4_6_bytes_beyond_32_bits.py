@@ -41,7 +41,7 @@ def test_a_plan_refuses_such_a_message_by_its_size_and_names_the_path_that_takes
     fabric = Fabric(GroupKey("tp", (0, 1, 2, 3)), tuple(machine.facts_of(r) for r in range(4)))
     plan = decide_path(fabric, Ask(hidden=HIDDEN, tokens=TOKENS, dtype="float32"))
     assert plan.choice == "nccl"
-    assert dict(plan.rejected)["custom.fused"] == "2 GiB is above the 384 KiB at which sm90/ws4 fused ends"
+    assert dict(plan.rejected)["custom.fused"] == "2 GiB is above the 16 MiB at which sm90/ws4 fused ends"
 
 
 def test_without_room_for_it_the_group_says_the_true_number_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,14 +38,14 @@ def test_every_point_fits_by_bytes_or_falls_back_with_the_reason() -> None:
             if plan.choice.startswith("custom"):
                 assert tokens * hidden * 2 <= shipped_tables()["sm90"].max_message_bytes
             else:
-                assert "is above" in dict(plan.rejected)["custom"]
+                assert "is above" in dict(plan.rejected)["custom.fused"]
     assert choices == {
         (1, 1024): "custom.fused.push",
-        (128, 1024): "custom.fused.push",
-        (2048, 1024): "custom.two_shot_pull",
-        (8192, 1024): "custom.two_shot_pull",
+        (128, 1024): "custom.fused.two_shot_push",
+        (2048, 1024): "custom.fused.two_shot_push",
+        (8192, 1024): "custom.fused.two_shot_push",
         (1, 8192): "custom.fused.push",
-        (128, 8192): "custom.two_shot_pull",
+        (128, 8192): "custom.fused.two_shot_push",
         (2048, 8192): "nccl",
         (8192, 8192): "nccl",
     }

@@ -39,14 +39,14 @@ def test_old_three_ranks_get_neither_kernel_nor_reason() -> None:
     [
         ("h100x8", 3, "custom.fused.push", ""),
         ("h100x8", 5, "custom.fused.push", ""),
-        ("h100x8", 6, "custom.fused.push", ""),
+        ("h100x8", 6, "custom.fused.two_shot_push", ""),
         ("ib-2x8", 12, "nccl", f"table sm90 has no width 12 ({NOT_ON_HOPPER}); it has 2, 3, 4, 5, 6, 7, 8"),
         ("ib-2x8", 16, "nccl", "table sm90 has no width 16"),
         ("b200x8", 3, "custom.fused.push", ""),
         ("b200x8", 5, "custom.fused.push", ""),
-        ("b200x8", 6, "custom.fused.push", ""),
+        ("b200x8", 6, "custom.fused.two_shot_push", ""),
         ("gb200-4x4", 12, "nccl", f"table sm100 has no width 12 ({NOT_IN_A_CLIQUE}); it has 2, 3, 4, 5, 6, 7, 8, 16"),
-        ("gb200-4x4", 16, "custom.fused.push", ""),
+        ("gb200-4x4", 16, "custom.fused.two_shot_push", ""),
     ],
 )
 def test_every_width_has_a_path_and_a_missing_one_a_reason(machine, ranks, choice, why_not_custom: str) -> None:

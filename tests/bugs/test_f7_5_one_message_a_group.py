@@ -32,7 +32,7 @@ def test_sixteen_are_in_the_table_that_was_tuned_for_them_and_the_other_table_sa
         found = decide_path(fabric, Ask(hidden=7168, tokens=8))
         return found.choice, dict(found.rejected).get("custom.fused", "")
 
-    assert plan("gb200-4x4") == ("custom.fused.push", "")
+    assert plan("gb200-4x4") == ("custom.fused.two_shot_push", "")
     choice, reason = plan("ib-2x8")
     assert choice == "nccl"
     assert reason == (

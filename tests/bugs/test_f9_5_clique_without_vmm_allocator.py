@@ -42,8 +42,8 @@ def test_old_the_rule_refuses_a_valid_clique_for_its_allocator() -> None:
 @pytest.mark.parametrize(
     ("clique", "vmm", "choice", "zero_copy"),
     [
-        (True, True, "custom.fused.push", True),
-        (True, False, "custom.fused.push", False),
+        (True, True, "custom.fused.two_shot_push", True),
+        (True, False, "custom.fused.two_shot_push", False),
         (False, True, "nccl", False),
         (False, False, "nccl", False),
     ],

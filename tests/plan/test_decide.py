@@ -28,6 +28,7 @@ from workbench.ranks import GroupKey
 from workbench.settings import Settings
 
 SMALL = Ask(hidden=4096, tokens=1)  # 8 KiB a rank
+UNFUSED = Settings(fusion=False)
 ENDS = "its memory is shared within a host only"
 ROUNDS_TWICE = "rounds twice between sum and residual, rounding='once' is asked for"
 UP_TO_8 = {2, 3, 4, 5, 6, 7, 8}
@@ -93,7 +94,7 @@ def test_plans_in_full() -> None:
         choice="custom.fused.push",
         reason="14 KiB a rank is in row 1 of sm100/ws16 fused, 152 blocks; on 4 hosts in one NVLink clique "
         "(gb200-4x4-fabric clique 0)",
-        fallback=f"nccl over {group} above 256 KiB",
+        fallback=f"nccl over {group} above 16 MiB",
         capacity_tokens=1,
         workspace_bytes=430144,  # 2 halves x 15 peers x 14336, and 64 of control words
         standing=Standing.DEFAULT,
@@ -210,35 +211,42 @@ def test_switches_are_told_as_reasons() -> None:
 
 # tokens of hidden 4096 in bf16 (8 KiB each) on eight Hopper GPUs: where the answer changes
 EDGES = [
-    (0, "custom.fused.push", "custom.fused.push"),
-    (16, "custom.fused.push", "custom.fused.push"),  # 128 KiB
-    (17, "nccl", "custom.two_shot_pull"),
-    (2048, "nccl", "custom.two_shot_pull"),  # 16 MiB
-    (2049, "nccl", "nccl"),
+    (0, "custom.fused.push"),
+    (7, "custom.fused.push"),  # 56 KiB; 62,228 bytes are where a second meeting costs less than n - 1 messages
+    (8, "custom.fused.two_shot_push"),
+    (2048, "custom.fused.two_shot_push"),  # 16 MiB
+    (2049, "nccl"),
 ]
 
 
-@pytest.mark.parametrize(("tokens", "once", "twice"), EDGES)
-def test_larger_messages_fall_through_without_mixing_roundings(tokens: int, once: str, twice: str) -> None:
+@pytest.mark.parametrize(("tokens", "choice"), EDGES)
+def test_larger_messages_are_served_in_two_shots_and_then_fall_through(tokens: int, choice: str) -> None:
     fabric = make_fabric(8)
-    assert decide_path(fabric, Ask(hidden=4096, tokens=tokens)).choice == once
-    assert decide_path(fabric, Ask(hidden=4096, tokens=tokens, rounding="twice")).choice == twice
+    for rounding in ("once", "twice"):
+        ask = Ask(hidden=4096, tokens=tokens, rounding=rounding)
+        assert decide_path(fabric, ask).choice == decide_path(fabric, ask, kernels=BUILT_KERNELS).choice == choice
+
+
+@pytest.mark.parametrize(("rounding", "choice"), [("once", "nccl"), ("twice", "custom.two_shot_pull")])
+def test_without_the_fused_kernel_a_path_that_rounds_otherwise_is_not_taken(rounding: str, choice: str) -> None:
+    ask = Ask(hidden=4096, tokens=17, rounding=rounding)
+    assert decide_path(make_fabric(8), ask, Settings(fusion=False)).choice == choice
 
 
 def test_one_ask_up_to_many_tokens_has_a_plan_for_each_range_of_sizes() -> None:
     """Each serves more tokens than the one before; at every size it says what the size alone would get."""
     fabric = make_fabric(8)
-    for rounding, choices in {
-        "once": [("custom.fused.push", 16), ("nccl", 4096)],
-        "twice": [("custom.fused.push", 16), ("custom.two_shot_pull", 2048), ("nccl", 4096)],
+    ask = Ask(hidden=4096, tokens=4096, rounding="twice")
+    for fusion, choices in {
+        True: [("custom.fused.push", 7), ("custom.fused.two_shot_push", 2048), ("nccl", 4096)],
+        False: [("custom.push", 16), ("custom.two_shot_pull", 2048), ("nccl", 4096)],
     }.items():
-        ask = Ask(hidden=4096, tokens=4096, rounding=rounding)
-        plans = decide_plans(fabric, ask)
+        plans = decide_plans(fabric, ask, Settings(fusion=fusion))
         assert [(plan.choice, plan.capacity_tokens) for plan in plans] == choices
         for tokens in range(1, 4097, 5):
             serving = next(plan for plan in plans if tokens <= plan.capacity_tokens)
-            assert serving.choice == decide_path(fabric, replace(ask, tokens=tokens)).choice
-    assert [p.choice for p in decide_plans(fabric, replace(ask, tokens=16))] == ["custom.fused.push"]
+            assert serving.choice == decide_path(fabric, replace(ask, tokens=tokens), Settings(fusion=fusion)).choice
+    assert [p.choice for p in decide_plans(fabric, replace(ask, tokens=7))] == ["custom.fused.push"]
     assert [p.capacity_tokens for p in decide_plans(fabric, replace(ask, tokens=0))] == [0]
 
 
@@ -255,14 +263,14 @@ def test_a_row_in_the_middle_of_another_is_a_range_of_its_own() -> None:
 def test_an_algorithm_without_a_kernel_is_rejected_as_such_after_the_capability() -> None:
     fabric, group = make_fabric(8), "tp[0,1,2,3,4,5,6,7]"
     ask = Ask(hidden=4096, tokens=17, rounding="twice")  # 136 KiB: only two_shot_pull serves it
-    plan = decide_path(fabric, ask, kernels=BUILT_KERNELS)
+    plan = decide_path(fabric, ask, UNFUSED, kernels=BUILT_KERNELS)
     assert plan.choice == "nccl"
     assert dict(plan.rejected)["custom"] == "no kernel for two_shot_pull in this build"
-    assert decide_path(fabric, replace(ask, tokens=1), kernels=BUILT_KERNELS).fallback == (
+    assert decide_path(fabric, replace(ask, tokens=1), UNFUSED, kernels=BUILT_KERNELS).fallback == (
         f"nccl over {group} above 128 KiB"
     )
     unlinked = make_fabric(8, num_hosts=2)
-    assert "no kernel" not in str(decide_path(unlinked, ask, kernels=BUILT_KERNELS))
+    assert "no kernel" not in str(decide_path(unlinked, ask, UNFUSED, kernels=BUILT_KERNELS))
 
 
 def test_a_path_asked_for_by_name_ignores_the_sizes_of_tables_and_nothing_else() -> None:
@@ -270,8 +278,11 @@ def test_a_path_asked_for_by_name_ignores_the_sizes_of_tables_and_nothing_else()
     order = path_order("cuda", backend="custom")
     assert order == ("custom.fused", "custom")
     named = decide_plans(fabric, ask, order=order, kernels=BUILT_KERNELS, by_name=True)
-    assert [(p.choice, p.capacity_tokens) for p in named] == [("custom.fused.push", 4096)]
-    assert "is in no row of sm90/ws8 fused with a kernel, but the path was asked for by name" in named[0].reason
+    assert [(p.choice, p.capacity_tokens) for p in named] == [
+        ("custom.fused.push", 7),
+        ("custom.fused.two_shot_push", 4096),
+    ]
+    assert "is in no row of sm90/ws8 fused with a kernel, but the path was asked for by name" in named[1].reason
     unlinked = make_fabric(8, num_hosts=2)
     for refusing in (unlinked, make_fabric(9), make_fabric(8, arch="sm80")):
         assert decide_path(refusing, ask, order=order, by_name=True).choice == "none"
@@ -344,8 +355,7 @@ def test_an_input_that_custom_accepts_never_takes_symmetric_memory() -> None:
 def test_fallbacks_name_the_path_the_group_and_the_size() -> None:
     fabric = make_fabric(8)
     group = "tp[0,1,2,3,4,5,6,7]"
-    assert decide_path(fabric, SMALL).fallback == f"nccl over {group} above 128 KiB"
-    assert decide_path(fabric, replace(SMALL, rounding="twice")).fallback == f"custom over {group} above 128 KiB"
+    assert decide_path(fabric, SMALL).fallback == f"nccl over {group} above 16 MiB"
     assert decide_path(fabric, replace(SMALL, fused=False)).fallback == f"nccl over {group} above 16 MiB"
     offered = replace(SMALL, fused=False, symmetric_memory=True)
     assert decide_path(fabric, offered).fallback == f"symm_mem over {group} above 16 MiB"
@@ -373,7 +383,8 @@ def test_captured_and_eager_calls_read_their_own_rows() -> None:
     ("size", "tokens", "fused", "bytes_"),
     [
         (2, 1, True, 2 * 1 * 8192 + 64),
-        (8, 16, True, 2 * 7 * 131072 + 64),
+        (8, 7, True, 2 * 7 * 57344 + 64),
+        (8, 16, True, 2 * 7 * 61440 + 4 * 131072 + 64),  # pushed up to 60 KiB, in shares above
         (8, 16, False, 2 * 7 * 131072),
         (8, 17, False, 2 * 7 * 131072 + 17 * 8192 + 128 * 64),  # pushed up to 128 KiB, pulled above
         (8, 2049, False, 0),  # nccl's own affair

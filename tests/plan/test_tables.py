@@ -1,6 +1,7 @@
 """Pins what the shipped tables support and say at their edges, and that a table file is understood or refused by field.
 
-The numbers are thresholds published for SGLang's second custom all-reduce; they are defaults, not measurements of ours.
+Graph and eager rows are thresholds published for SGLang's second custom all-reduce, fused ones above two ranks those of
+our cost model; both are defaults, not measurements of ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from workbench.documents import Document
 from workbench.errors import ArgumentError
 from workbench.plan import Standing, parse_table, shipped_tables, show_bytes
-from workbench.plan.tables import Algorithm, Mode
+from workbench.plan.tables import BUILT_KERNELS, Algorithm, Mode
 
 
 def shipped_document() -> dict[str, Any]:
@@ -80,6 +81,23 @@ def test_some_rows_read_as_published() -> None:
     ]
     assert entry.count_blocks(Algorithm.MULTICAST, sms=132, ws=8) == 16
     assert entry.count_blocks(Algorithm.PUSH, sms=132, ws=8) == 132
+
+
+def test_fused_rows_of_three_ranks_and_more_follow_the_cost_model_in_algorithms_that_have_kernels() -> None:
+    """326,700 * n / ((n - 1)(n - 2)) bytes, whole KiB below: one more meeting of 0.9 us at 363 GB/s against n - 1."""
+    ends = {3: 478, 4: 212, 5: 132, 6: 95, 7: 74, 8: 60, 16: 24}
+    checked = 0
+    for table in shipped_tables().values():
+        for ws, entry in table.entries.items():
+            rows = [(r.algorithm, r.from_bytes, r.up_to_bytes, r.standing) for r in entry.rows[Mode.FUSED]]
+            assert {algorithm for algorithm, *_ in rows} <= BUILT_KERNELS
+            if ws > 2:
+                assert rows == [
+                    (Algorithm.PUSH, 0, ends[ws] << 10, None),
+                    (Algorithm.TWO_SHOT_PUSH, ends[ws] << 10, 16 << 20, None),
+                ]
+                checked += 1
+    assert checked == 6 + 7 + 7
 
 
 def _change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

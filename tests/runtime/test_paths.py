@@ -284,28 +284,32 @@ class Sized:
 def test_each_range_of_sizes_has_a_workspace_of_its_own_and_a_call_takes_that_of_its_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Eight Hopper GPUs in facts: push up to 128 KiB a rank, above it a library. 64 floats are 256 bytes a token."""
+    """Eight Hopper GPUs in facts: push up to 60 KiB a rank, two shots above it. 64 floats are 256 bytes a token."""
     place = simulated("h100x8")
     tell(monkeypatch, lambda rank: place.facts_of(rank))
     take_gpu_paths(monkeypatch)
 
-    def body(rank: int) -> tuple[list[Any], list[Any], list[Any], list[float]]:
+    def body(rank: int) -> tuple[list[Any], list[Any], list[float]]:
         backends = {name: Sized() for name in ("custom", "nccl")}
         monkeypatch.setattr(selection, "_module", lambda path: backends[path.backend])
         with Session(EIGHT, device="cpu", timeout_s=40, trace_dir=str(tmp_path)) as s:
             s.prepare("tp", **{**SIZES, "max_tokens": 1024})
-            sums = [fused_powers(s, "tp", n).residual.unique().tolist()[0] for n in (1, 512, 513, 1024)]
-            plans = [(s.why("tp", tokens=n).choice, s.why("tp", tokens=n).capacity_tokens) for n in (1, 512, 513, 1024)]
-            return plans, backends["custom"].bound, backends["nccl"].bound, sums
+            sums = [fused_powers(s, "tp", n).residual.unique().tolist()[0] for n in (1, 240, 241, 1024)]
+            plans = [(s.why("tp", tokens=n).choice, s.why("tp", tokens=n).capacity_tokens) for n in (1, 240, 241, 1024)]
+            assert backends["nccl"].bound == []
+            return plans, backends["custom"].bound, sums
 
-    plans, custom, library, sums = run_ranks(8, body)[3]
-    assert plans == [("custom.fused.push", 512)] * 2 + [("nccl", 1024)] * 2
-    assert (custom, library) == ([(512, "push")], [(1024, "")])
+    plans, custom, sums = run_ranks(8, body)[3]
+    assert plans == [("custom.fused.push", 240)] * 2 + [("custom.fused.two_shot_push", 1024)] * 2
+    assert custom == [(240, "push"), (1024, "two_shot_push")]
     assert sums == [260.0] * 4
     from workbench.trace import read_directory
 
     events = [e for e in read_directory(tmp_path).ranks[0].events if e.op == "all_reduce_add_rms_norm"]
-    assert [e.path for e in events if e.phase.value == "B"] == ["custom.fused.push"] * 2 + ["nccl"] * 2
+    assert [e.path for e in events if e.phase.value == "B"] == [
+        *["custom.fused.push"] * 2,
+        *["custom.fused.two_shot_push"] * 2,
+    ]
 
 
 def test_a_path_that_only_sums_is_composed_with_the_bits_of_the_unfused_chain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,22 +265,21 @@ def _size_up(path: Path, case: _Case, table: Table, entry: Entry, mode: Mode, li
     where = f"{table.name}/ws{ws} {mode.value}"
     if not rows:
         return f"{where} has no rows"
-    limit = min(entry.max_message_bytes, max(row.up_to_bytes for row in rows))
-    if size > limit and not case.by_name:
-        return f"{show_bytes(size)} is above the {show_bytes(limit)} at which {where} ends"
+    end = min(entry.max_message_bytes, max(row.up_to_bytes for row in rows))
+    if size > end and not case.by_name:
+        return f"{show_bytes(size)} is above the {show_bytes(end)} at which {where} ends"
     passed_over: list[tuple[str, str]] = []
     usable: list[int] = []
     for i, row in enumerate(rows):
-        serves = row.from_bytes <= size <= row.up_to_bytes
         choice = f"{path.name}.{row.algorithm.value}"
         problem = _missing(row.algorithm, case) or case.refused.get(choice, "")
-        if problem and serves:
-            passed_over.append((choice, problem))
-        if not problem and (serves or case.by_name):
+        if not problem:
             usable.append(i)
-    if not usable:
-        return "; ".join(dict(passed_over).values()) or f"no row of {where} serves {show_bytes(size)}"
+        elif row.from_bytes <= size <= row.up_to_bytes:
+            passed_over.append((choice, problem))
     chosen = next((i for i in usable if rows[i].from_bytes <= size <= rows[i].up_to_bytes), None)
+    if chosen is None and not (case.by_name and usable):
+        return "; ".join(dict(passed_over).values()) or f"no row of {where} serves {show_bytes(size)}"
     if chosen is None:
         chosen = max(usable, key=lambda i: rows[i].up_to_bytes)
         place = f"is in no row of {where} with a kernel, but the path was asked for by name"
@@ -291,7 +290,7 @@ def _size_up(path: Path, case: _Case, table: Table, entry: Entry, mode: Mode, li
     return _Offer(
         choice=f"{path.name}.{row.algorithm.value}",
         reason=f"{show_bytes(size)} a rank {place}, {blocks} blocks; {links}",
-        limit_bytes=limit,
+        limit_bytes=min(entry.max_message_bytes, max(rows[i].up_to_bytes for i in usable)),
         workspace_bytes=_workspace_bytes(rows, mode, size, ws, blocks),
         standing=row.standing or table.standing,
         passed_over=tuple(passed_over),
