@@ -48,3 +48,28 @@ def test_without_a_majority_both_parties_are_named() -> None:
     assert (finding.kind, finding.ranks) == (Kind.SHAPE_MISMATCH, (0, 1))
     assert "[4]" in finding.message
     assert "[6]" in finding.message
+
+
+def test_dimensions_of_one_and_uneven_parts_on_nccl_are_no_mismatch() -> None:
+    pair = group("tp", 0, 1)
+    flat = [*call(0, pair, 1, 10, 20, shape=(1, 8)), *call(1, pair, 1, 11, 20, shape=(8,))]
+    assert diagnose(trace(flat, ranks=range(2))) == ()
+    uneven = {"op": "all_gather", "reduce_op": None}
+
+    def told(path: str) -> list[Kind]:
+        events = [e for r in range(2) for e in call(r, pair, 1, 10 + r, 20, shape=(4 + r,), path=path, **uneven)]
+        return [f.kind for f in diagnose(trace(events, ranks=range(2)))]
+
+    assert told("nccl") == []
+    assert told("gloo") == [Kind.SHAPE_MISMATCH]
+
+
+def test_a_tensor_with_gaps_is_told_where_the_library_writes_over_them() -> None:
+    def told(op: str) -> list[Kind]:
+        events = [e for r in range(3) for e in call(r, TP, 1, 10 + r, 20, op=op, stride_class="strided")]
+        return [f.kind for f in diagnose(trace(events, ranks=range(3)))]
+
+    assert {op: told(op) for op in ("all_reduce", "broadcast", "reduce", "scatter")} == {
+        op: [Kind.LAYOUT_MISMATCH] for op in ("all_reduce", "broadcast", "reduce", "scatter")
+    }
+    assert told("all_gather") == told("gather") == told("reduce_scatter_tensor") == []

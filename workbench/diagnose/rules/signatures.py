@@ -25,6 +25,9 @@ EQUAL_SHAPES = frozenset(
 )
 """Collectives whose input has one shape on all members. The parts of an all-to-all may differ."""
 
+UNEVEN_ON_NCCL = frozenset({"all_gather", "reduce_scatter", "gather", "scatter"})
+"""Collectives on lists of tensors: NCCL sends parts of any size, gloo does not."""
+
 EQUAL_DTYPES = EQUAL_SHAPES | {"all_to_all", "all_to_all_single"}
 
 WRITES_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
@@ -113,7 +116,12 @@ def _all_left(meeting: Meeting) -> bool:
 
 
 def _shape(event: Event) -> object | None:
-    return None if event.shape is None or event.op not in EQUAL_SHAPES else str(list(event.shape))
+    """The shape without dimensions of 1, which change nothing in memory."""
+    if event.shape is None or event.op not in EQUAL_SHAPES:
+        return None
+    if event.op in UNEVEN_ON_NCCL and "nccl" in (event.path or ""):
+        return None
+    return str([n for n in event.shape if n != 1])
 
 
 def _layout(event: Event) -> object | None:
