@@ -32,7 +32,7 @@ def test_a_later_call_that_a_rank_left_out_by_ending_is_missing() -> None:
     _waiting(made, 0, 2)
     (finding,) = diagnose(made.trace())
     assert _said(finding) == (Kind.MISSING_CALL, (1,), Certainty.IS)
-    assert "all_reduce in main (train.py:50), call 2 of tp[0,1,2]: world ranks 0,2 came" in finding.message
+    assert "all_reduce in main (train.py:50), call #2 of tp[0,1,2]: world ranks 0,2 came" in finding.message
     assert "world rank 1 ended with status 0; its last call was all_reduce in main (train.py:41)" in finding.message
 
 
@@ -201,6 +201,20 @@ def test_one_line_on_sibling_groups_is_one_finding() -> None:
     (finding,) = diagnose(made.trace())
     assert (finding.kind, finding.ranks) == (Kind.DTYPE_MISMATCH, (0, 1, 2, 3))
     assert finding.message.endswith("Likewise on tp[2,3] by world ranks 2,3.")
+
+
+def test_a_rank_that_never_makes_the_default_group_is_told() -> None:
+    made, world = Made(3), group("world", 0, 1, 2)
+    for rank in (0, 2):
+        made.begin(rank, "init_process_group", world, site=site(5))
+    made.pause(31)
+    findings = diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns)
+    assert [_said(f) for f in findings] == [(Kind.RENDEZVOUS_PARTIAL, (1,), Certainty.LIKELY)]
+    assert "init_process_group in main (train.py:5), the beginning of world[0,1,2]" in findings[0].message
+    made.instant(1, "exception", error="FileNotFoundError: weights", site=site(3))
+    made.exit(1, status=1)
+    findings = diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns)
+    assert [f.kind for f in findings] == [Kind.PEER_EXCEPTION, Kind.RENDEZVOUS_PARTIAL]
 
 
 def test_the_clock_of_a_made_trace_is_that_of_its_events() -> None:

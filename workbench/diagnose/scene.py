@@ -42,7 +42,8 @@ class GroupName:
 class Meeting:
     """One collective call of one group: who came with what, and who did not.
 
-    number    which of the group's calls it is, from 1; steps inside object collectives are not counted
+    number    which of the group's calls it is, as its events count them: #2 in their lines. 0: the calls of
+              init_process_group that are to make the group
     missing   world ranks that certainly never came: their records are whole
     unknown   world ranks that may have come
     """
@@ -73,7 +74,8 @@ class Meeting:
         return tuple(dict.fromkeys(c.end.error for c in self.came.values() if c.end is not None and c.end.error))
 
     def __str__(self) -> str:
-        return f"call {self.number} of {group_words(self.group)}"
+        what = f"call #{self.number}" if self.number else "the beginning"
+        return f"{what} of {group_words(self.group)}"
 
 
 @dataclass(slots=True)
@@ -167,9 +169,19 @@ class Scene:
                     came[names[id(event.group)]][event.sequence][rank] = call
         found = {}
         for name, by_sequence in came.items():
-            ordered = sorted(by_sequence)
-            found[name] = [self._meeting(name, n, i + 1, by_sequence[n]) for i, n in enumerate(ordered)]
+            found[name] = [self._meeting(name, n, by_sequence[n]) for n in sorted(by_sequence)]
         return found
+
+    @cached_property
+    def beginnings(self) -> list[Meeting]:
+        """The calls of init_process_group, by the default group they are to make."""
+        came: dict[GroupName, dict[int, RankCall]] = defaultdict(dict)
+        for rank, story in self.ranks.items():
+            for call in story.calls:
+                group = call.event.group
+                if call.event.op == "init_process_group" and group is not None:
+                    came[GroupName(group.world_ranks, group.generation, 0)][rank] = call
+        return [self._meeting(name, 0, calls) for name, calls in came.items()]
 
     @cached_property
     def _first_begun(self) -> dict[tuple[int, GroupName], int]:
@@ -223,13 +235,18 @@ class Scene:
         )
 
     def waits(self, call: RankCall) -> bool:
-        """Whether the rank still waits in this call, and has done so for longer than patience allows."""
+        """Whether the rank still waits in this call, and has done so for longer than patience allows.
+
+        A wait for what C++ issued, such as a bucket of gradients, is a wait nobody sees: there the call itself counts.
+        """
         if call.begin is None or call.end is not None or self.end_ns - call.begin.time_ns < self.patience_ns:
             return False
-        inside = self.ranks[call.event.world_rank].inside
-        return inside is not None and (not is_async(call) or inside.event.op == "wait")
+        story = self.ranks[call.event.world_rank]
+        if is_async(call) and "below Python" in marks(call.begin):
+            return story.exit is None or self.was_ended(story.world_rank)
+        return story.inside is not None and (not is_async(call) or story.inside.event.op == "wait")
 
-    def _meeting(self, name: GroupName, sequence: int, number: int, came: Mapping[int, RankCall]) -> Meeting:
+    def _meeting(self, name: GroupName, number: int, came: Mapping[int, RankCall]) -> Meeting:
         group = next(iter(came.values())).event.group
         assert group is not None
         missing: list[int] = []
@@ -237,7 +254,7 @@ class Scene:
         if len(came) < len(name.world_ranks):
             for rank in name.world_ranks:
                 if rank not in came:
-                    (missing if self._never_came(rank, sequence, name) else unknown).append(rank)
+                    (missing if self._never_came(rank, number, name) else unknown).append(rank)
         return Meeting(name, group, number, came, tuple(missing), tuple(unknown))
 
     def _never_came(self, world_rank: int, sequence: int, name: GroupName) -> bool:

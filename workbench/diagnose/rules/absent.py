@@ -1,9 +1,9 @@
 """A call that some of its members never enter, while the others wait for them, failed, or went on without.
 
 Example: world ranks 0 and 1 wait in all_gather_object of world[0,1,2,3]; 2 and 3 have ended and never came.
-Claims: `rendezvous-partial` where it is the first call on the group, or an exchange between hosts; `missing-call` for a
-later one, and for a send or recv without its counterpart. The absent ranks are at fault. `order-swap` where ranks wait
-for each other in a circle. Of each group only the first such call is told.
+Claims: `rendezvous-partial` where it is the first call on the group, init_process_group included, or an exchange
+between hosts; `missing-call` for a later one, and for a send or recv without its counterpart. The absent ranks are at
+fault. `order-swap` where ranks wait for each other in a circle. Of each group only the first such call is told.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIX = "make every member reach this call; or, if fewer are meant, name their gr
 def rule(scene: Scene) -> Iterator[Claim]:
     claims: list[Claim] = []
     waits: dict[int, tuple[RankCall, tuple[int, ...]]] = {}  # by world rank: the call it waits in, and for whom
-    for meetings in scene.meetings.values():
+    for meetings in (*scene.meetings.values(), *([m] for m in scene.beginnings)):
         for place, meeting in enumerate(meetings):
             blamed = _blamed(scene, meeting) if meeting.absent else ()
             if blamed:

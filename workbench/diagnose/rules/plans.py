@@ -3,8 +3,9 @@
 Example: world ranks 0 and 1 call new_group([0, 1]) and then new_group([0, 1, 2]); 2 calls the second alone. torch names
 groups by a count of the process, so from there on the ranks wait under different names, or meet in each other's groups.
 Claim: `group-plan-mismatch`, the ranks outside the largest party at the first new_group that differs; all of them
-without one. A rank that may still come is not blamed. Groups made with use_local_synchronization are no part of the
-common order: there the names that members compute must be equal.
+without one. A rank that stands in no call may still come: that it is waited for is a likely `rendezvous-partial`.
+Groups made with use_local_synchronization are no part of the common order: there the names that members compute must
+be equal.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from workbench.diagnose.claim import Claim
+from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
 from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
@@ -45,28 +47,45 @@ def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
     for place in range(max(map(len, plans.values()), default=0)):
         here = {rank: plan[place] for rank, plan in plans.items() if place < len(plan)}
         said = {rank: f"new_group({list(_members(call))})" for rank, call in here.items()}
+        late = tuple(sorted(set(plans) - set(here)))
         if len(set(said.values())) > 1:
-            blamed = at_fault(said)
             lines = {f"{what} at {here[ranks[0]].event.site}": ranks for what, ranks in parties(said)}
-            text = f"group {place + 1} that the ranks make differs: {parties_words(lines)}."
-        else:
-            late = [rank for rank in plans if rank not in here and _is_over(scene, scene.ranks[rank], here)]
-            if not late:
-                continue
-            blamed = tuple(sorted(late))
-            first = next(iter(here.values())).event
-            text = (
-                f"{call_words(first)} for {group_words(first.group)} was entered by {ranks_words(here)} and never by "
-            )
-            text += f"{ranks_words(late)}."
-        first_ns = min(c.event.time_ns for c in here.values())
-        yield Claim(_finding("plan.order", blamed, here, text + raised(here.values())), first_ns)
-        return
+            text = f"group {place + 1} that the ranks make differs: {parties_words(lines)}.{raised(here.values())}"
+            first_ns = min(c.event.time_ns for c in here.values())
+            yield Claim(_finding("plan.order", at_fault(said), here, text), first_ns)
+            return
+        if late and (gone := tuple(r for r in late if _went_another_way(scene, scene.ranks[r], here))):
+            yield _left_out(here, gone)
+            return
+        if late and _is_waited_in(scene, here):
+            yield _not_there(scene, here, late)
+            return
 
 
-def _is_over(scene: Scene, story: RankStory, here: Mapping[int, RankCall]) -> bool:
-    """Whether a rank that made fewer groups has gone another way: it ended well, or stands in another call."""
-    if not any(scene.waits(c) or (c.end is not None and c.end.error) for c in here.values()):
+def _left_out(here: Mapping[int, RankCall], gone: tuple[int, ...]) -> Claim:
+    first = min(here.values(), key=lambda c: c.event.time_ns).event
+    text = f"{call_words(first)} for {group_words(first.group)} was entered by {ranks_words(here)} and left out by "
+    text += f"{ranks_words(gone)}.{raised(here.values())}"
+    return Claim(_finding("plan.left-out", gone, here, text), first.time_ns)
+
+
+def _not_there(scene: Scene, here: Mapping[int, RankCall], late: tuple[int, ...]) -> Claim:
+    """Ranks that have not made the group, and stand in no call: they may still come, or have trouble of their own."""
+    first = min(here.values(), key=lambda c: c.event.time_ns).event
+    text = f"{call_words(first)} for {group_words(first.group)} was entered by {ranks_words(here)} and not by "
+    finding = _finding("plan.absent", late, here, f"{text}{ranks_words(late)}.{raised(here.values())}")
+    finding = replace(finding, kind=Kind.RENDEZVOUS_PARTIAL, certainty=Certainty.LIKELY)
+    weight = Weight.SYMPTOM if all(scene.is_gone(r) for r in late) else Weight.CAUSE
+    return Claim(finding, max(first.time_ns, *(scene.ranks[r].last_ns for r in late)), weight)
+
+
+def _is_waited_in(scene: Scene, here: Mapping[int, RankCall]) -> bool:
+    return any(scene.waits(c) or (c.end is not None and c.end.error) for c in here.values())
+
+
+def _went_another_way(scene: Scene, story: RankStory, here: Mapping[int, RankCall]) -> bool:
+    """Whether a rank that made fewer groups ended well, or stands in another call while the others wait."""
+    if not _is_waited_in(scene, here):
         return story.exit_status == 0 and all(c.end is not None for c in here.values())
     return story.exit_status == 0 or (story.exception is None and story.inside is not None)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
-from workbench.diagnose.scene import Scene, at_fault, marks, parties
+from workbench.diagnose.scene import RankStory, Scene, at_fault, marks, parties
 from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
@@ -31,7 +31,7 @@ def _waits(scene: Scene) -> Iterator[Claim]:
     stuck: dict[int, RankCall] = {}
     for rank, story in scene.ranks.items():
         for call in story.calls:
-            if call.event.op == "store_wait" and call.begin is not None and _is_stuck(scene, call):
+            if call.event.op == "store_wait" and call.begin is not None and _is_stuck(scene, story, call):
                 stuck[rank] = call
     by_template: dict[str, dict[int, RankCall]] = defaultdict(dict)
     for rank, call in stuck.items():
@@ -41,10 +41,14 @@ def _waits(scene: Scene) -> Iterator[Claim]:
         yield _drift(calls, counters) if counters else _timeout(calls)
 
 
-def _is_stuck(scene: Scene, call: RankCall) -> bool:
+def _is_stuck(scene: Scene, story: RankStory, call: RankCall) -> bool:
+    """Whether the rank waits still, or its wait ran out and it came no further; one that asks now and then goes on."""
     if call.end is None:
-        return scene.waits(call) and not scene.was_ended(call.event.world_rank)
-    return bool(_TIMED_OUT.search(call.end.error))
+        return scene.waits(call) and not scene.was_ended(story.world_rank)
+    went_on = story.exit_status == 0 or any(
+        c.event.ordinal > call.end.ordinal and c.event.op != "destroy_process_group" for c in story.calls
+    )
+    return not went_on and _TIMED_OUT.search(call.end.error) is not None
 
 
 def _keys(call: RankCall) -> list[str]:
