@@ -12,6 +12,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -43,6 +44,7 @@ cli.add_command(diagnose)
 def main() -> NoReturn:
     """Run the command line; every error becomes one message and an exit status."""
     signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         status = cli.main(prog_name="workbench", standalone_mode=False)  # an Exit's code comes back as the result
     except click.exceptions.Exit as e:
@@ -416,3 +418,13 @@ def _leave(status: int, message: str = "") -> NoReturn:
 
 def _terminated(*_: object) -> NoReturn:
     raise SystemExit(143)  # unwinds, so that a running job is ended first
+
+
+def _interrupted(_number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C. Inside an import the process ends here: an exception there aborts in torch's C++, or is swallowed."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt

@@ -129,8 +129,8 @@ def parse_document(text: str, where: str) -> Document:
     return Document(value, where)
 
 
-def read_document(path: str | Path) -> Document:
-    """The object in a file. Raises ArgumentError for what is no readable regular file of at most a mebibyte."""
+def read_document(path: str | Path, *, at_most: int = MAX_DOCUMENT_BYTES) -> Document:
+    """The object in a file. Raises ArgumentError for what is no readable regular file of `at_most` bytes."""
     where = show_value(str(path))
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hold us up
@@ -138,9 +138,9 @@ def read_document(path: str | Path) -> Document:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ArgumentError(f"{where}: not a regular file")
-            data = file.read(MAX_DOCUMENT_BYTES + 1)
-        if len(data) > MAX_DOCUMENT_BYTES:
-            raise ArgumentError(f"{where}: larger than {MAX_DOCUMENT_BYTES} bytes")
+            data = file.read(at_most + 1)
+        if len(data) > at_most:
+            raise ArgumentError(f"{where}: larger than {at_most} bytes")
         return parse_document(data.decode(), where)
     except OSError as e:
         raise ArgumentError(f"{where}: cannot be read: {e.strerror}") from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from workbench.measure import Case, FusedSpec, Gives, SessionMeeting, Work, check_case, measure_fused
+from workbench.backends import gloo
+from workbench.measure import Case, FusedSpec, Gives, SessionMeeting, Work, check_case, fused, measure_fused
 from workbench.measure.case import together
 from workbench.measure.chain import Gemms
 from workbench.measure.timing import skewed_host_round
@@ -25,6 +27,25 @@ def compare(spec: FusedSpec) -> Any:
     saved: list[tuple[int, bool]] = []
     result = measure_fused(spec, save=lambda c: saved.append((len(c.rows), c.finished)))
     return result.to_json(), saved
+
+
+def compare_with_a_way_that_fails_when_late() -> Any:
+    """The result where gloo forgets the last member on a rank that has just slept, as a late one does."""
+    slept: list[float] = []
+    fused.time = SimpleNamespace(sleep=slept.append)  # type: ignore[assignment] # only this process, which ends next
+    right = gloo._fused
+    gloo._fused = lambda parts, *rest: right(parts[:-1] if slept and slept.pop() else parts, *rest)
+    return compare(spec(tokens=(3,), scenarios=(Scenario.TOGETHER, Scenario.SKEWED)))[0]
+
+
+class CountingMeeting(SessionMeeting):
+    """Counts the calls since the ranks met."""
+
+    calls = 0
+
+    def meet(self) -> None:
+        super().meet()
+        self.calls = 0
 
 
 def check(fault: str, gives: Gives = Gives.FUSED, dtype: torch.dtype = torch.float32) -> str:
@@ -55,10 +76,16 @@ def check(fault: str, gives: Gives = Gives.FUSED, dtype: torch.dtype = torch.flo
                 norm = total * torch.rsqrt(total.square().mean(-1, keepdim=True))
             if fault == "nan":
                 norm[0, 0] = float("nan")
+            if fault == "one element of the norm":
+                norm.view(-1)[(norm.abs() - 1).abs().argmin()] *= 1.05
+            if fault == "back to back" and meeting.calls:
+                total[3, 7] += 1
+            meeting.calls += 1
             return norm, total
 
         case = Case(name="way", label="way", role=Role.PEER, gives=gives, x=x, residual=residual, call=call)
-        return check_case(SessionMeeting(session, "tp"), work, case, inputs.weight, case.call, 1)
+        meeting = CountingMeeting(session, "tp")
+        return check_case(meeting, work, case, inputs.weight, [case.call] * 3)
 
 
 def fail_on_one(rank: int) -> None:

@@ -25,12 +25,19 @@ def row(tokens: int, ours: float | None, peer: float, scenario: Scenario = Scena
     )
 
 
-def comparison(*rows: Row, ranks: int = 2, hidden: int = 4096, device: str = "NVIDIA H200", **about: str) -> Comparison:
+def comparison(
+    *rows: Row,
+    ranks: int = 2,
+    hidden: int = 4096,
+    device: str = "NVIDIA H200",
+    dtype: str = "bfloat16",
+    **about: str,
+) -> Comparison:
     """A finished one on GPUs; hidden 4096 in bfloat16 is 8 KiB a token."""
     return Comparison(
         ranks=ranks,
         hidden=hidden,
-        dtype="bfloat16",
+        dtype=dtype,
         device=device,
         about={"arch": "sm90", "date": "2026-11-29T12:00:00+00:00", "driver": "580.1", "commit": "abc", **about},
         rows=rows,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.forked import run_ranks
 from tests.measure import bodies
 from workbench.errors import ArgumentError
 from workbench.measure import FusedSpec, Gives
 from workbench.measure.case import CaseFailedError
-from workbench.trace import Scenario, parse_comparison
+from workbench.measure.fused import ratio_of
+from workbench.trace import Scenario, Spread, parse_comparison
 
 
 def test_every_way_of_this_machine_is_checked_timed_and_the_result_is_equal_on_each_rank() -> None:
@@ -64,6 +66,7 @@ def test_the_late_rank_is_late_at_every_call() -> None:
         ("nan", Gives.FUSED, "world rank 0: norm off by nan"),
         ("norm without eps and weight", Gives.FUSED, "world rank 0: norm off by"),
         ("residual on every rank", Gives.FUSED, "world rank 0: sum + residual:"),
+        ("back to back", Gives.FUSED, "world rank 0: sum + residual: 1 of 128 elements differ"),
     ],
 )
 def test_a_wrong_way_is_told_alike_on_every_rank(fault: str, gives: Gives, told: str) -> None:
@@ -71,6 +74,27 @@ def test_a_wrong_way_is_told_alike_on_every_rank(fault: str, gives: Gives, told:
     assert first == second
     assert first.startswith(told)
     assert bool(first) == bool(told)
+
+
+def test_one_element_of_a_norm_that_hides_in_the_whole_is_found() -> None:
+    """One of 128 elements is off by 5 %: 0.4 % of the whole, where bfloat16 allows 0.8 %."""
+    told = run_ranks(2, lambda rank: bodies.check("one element of the norm", dtype=torch.bfloat16))
+    assert set(told) == {told[0]}
+    assert told[0].startswith("world rank 0: an element of the norm is off by 0.0")
+
+
+def test_a_way_that_is_wrong_only_with_a_late_rank_is_not_timed_with_one() -> None:
+    together, skewed = run_ranks(2, lambda rank: bodies.compare_with_a_way_that_fails_when_late())[0]["rows"]
+    assert (together["wrong"], "gloo" in together["columns"]) == ({}, True)
+    assert skewed["wrong"]["gloo"].startswith("world rank 1: sum + residual:")
+    assert "gloo" not in skewed["columns"]
+    assert skewed["best_peer"] == "gloo+norm"
+
+
+def test_no_ratio_is_claimed_where_a_time_cannot_be_told_from_nothing() -> None:
+    assert ratio_of([2.0, 3.0], [4.0, 4.0]) == Spread(0.625, 0.525, 0.725)  # 0.5 and 0.75, round by round
+    assert ratio_of([2.0, 3.0], [4.0, 0.0]) is None
+    assert ratio_of([0.0, 3.0], [4.0, 4.0]) is None
 
 
 def test_a_way_that_fails_on_one_rank_fails_on_all_and_the_rank_is_named() -> None:

@@ -75,3 +75,21 @@ def test_runs_of_two_machines_and_runs_without_a_win_are_refused() -> None:
         tuned(WON, comparison(row(1, 2.6, 4.0), device="NVIDIA H100"))
     with pytest.raises(ArgumentError, match="faster than the best peer at no size"):
         tuned(comparison(row(1, 5.0, 4.0)))
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (comparison(row(1, 2.6, 4.0), ranks=1), "a run of 1 ranks; allowed: 2 to 16"),
+        (comparison(row(1, 2.6, 4.0), ranks=17), "a run of 17 ranks"),
+        (comparison(row(1, 2.6, 4.0), arch="my machine"), "arch is 'my machine'; allowed: cpu, or one such as sm90"),
+        (comparison(row(1, 2.6, 4.0), dtype="int4"), "dtype"),
+    ],
+)
+def test_a_run_that_nobody_could_have_made_is_refused(run: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        tuned(run)
+
+
+def test_a_time_of_nothing_does_not_reach_the_cost_model() -> None:
+    assert tuned(comparison(row(1, 0.0, 4.0), row(64, 4.1, 5.0)))["world_sizes"]["2"]["max_message"] == "512K"

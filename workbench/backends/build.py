@@ -131,7 +131,7 @@ def check_private(path: Path) -> Path:
 @cache
 def _sources() -> dict[str, str]:
     root = resources.files("kernels_ext")
-    return {name: root.joinpath(*name.split("/")).read_text() for name in (*HEADERS, UNIT)}
+    return {name: root.joinpath(*name.split("/")).read_text(encoding="utf-8") for name in (*HEADERS, UNIT)}
 
 
 @cache
@@ -155,16 +155,19 @@ def _version(command: tuple[str, ...]) -> str:
 def _processor() -> str:
     """What -march=native depends on: architecture, model and feature flags."""
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
-    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     return platform.machine() + "\n" + "\n".join(line for line in lines if line.startswith(wanted))
 
 
 def _compile(command: tuple[str, ...], target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+    with (
+        writing_to(target.parent),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch,
+    ):
         for name, text in _sources().items():
             path = Path(scratch, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         made = Path(scratch, "made.so")
         line = [*command, *FLAGS, f"-I{scratch}/include", f"{scratch}/{UNIT}", "-o", str(made)]
         try:
@@ -188,9 +191,22 @@ def _first_errors(text: str) -> str:
 
 
 @contextmanager
+def writing_to(cache: Path) -> Iterator[None]:
+    """Raises ResourceError for an OSError in the block: a cache that is read-only, or full."""
+    try:
+        yield
+    except OSError as e:
+        raise ResourceError(
+            f"{cache} cannot keep compiled kernels: {e.strerror or e}; make room, or set XDG_CACHE_HOME to a directory "
+            f"that you can write"
+        ) from e
+
+
+@contextmanager
 def locked(path: Path, what: str, deadline_s: float) -> Iterator[None]:
     """Hold the lock file; it frees itself if its holder dies. Raises ResourceError past the deadline."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with writing_to(path.parent):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         deadline = time.monotonic() + deadline_s
         while True:
@@ -205,8 +221,9 @@ def locked(path: Path, what: str, deadline_s: float) -> Iterator[None]:
                         f"end it, or run `workbench build`"
                     ) from None
                 time.sleep(0.05)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        with writing_to(path.parent):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(fd)

@@ -19,8 +19,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from workbench.backends.build import cache_directory, check_private, is_ready, locked
-from workbench.backends.sealed import copy_in_place, put_in_place
+from workbench.backends.build import cache_directory, check_private, is_ready, locked, writing_to
+from workbench.backends.sealed import copy_in_place, install_bytes, put_in_place, read_trusted
 from workbench.errors import ResourceError
 
 UNITS = ("abi.cu", "memory.cu", "push_bf16.cu", "push_fp16.cu", "push_fp32.cu")
@@ -94,8 +94,8 @@ def export_cuda(arch: str, directory: Path) -> Path:
 def install_cuda(directory: Path) -> dict[str, Path]:
     """Take the objects in `directory` that fit this package into the cache: {arch: where it is now}.
 
-    Raises: ResourceError if there is none, if one is damaged, or if all those of an architecture were compiled from
-        other sources than this package's.
+    Raises: ResourceError if there is none, if one is damaged or could have been written by another user, or if all
+        those of an architecture were compiled from other sources than this package's.
     """
     found: dict[str, dict[str, Path]] = {}
     for path in sorted(directory.glob("*.so")):
@@ -109,8 +109,9 @@ def install_cuda(directory: Path) -> dict[str, Path]:
                 f"{directory}: sm_{arch} was compiled from other kernel sources (key {', '.join(by_key)}) than this "
                 f"package has (key {_key(arch)}); run `workbench build --arch sm_{arch} --out DIR` with this version"
             )
-    for arch, by_key in found.items():
-        copy_in_place(by_key[_key(arch)], _target(arch))
+    taken = {arch: by_key[_key(arch)] for arch, by_key in found.items()}
+    for arch, data in {arch: read_trusted(path) for arch, path in taken.items()}.items():
+        install_bytes(data, _target(arch), taken[arch])
     return {arch: _target(arch) for arch in found}
 
 
@@ -122,7 +123,7 @@ def _target(arch: str) -> Path:
 def _sources() -> dict[str, str]:
     root = resources.files("kernels_ext")
     names = [f"cuda/{n}" for n in (*UNITS, *CUDA_HEADERS)] + [f"include/wbk/{n}" for n in WBK_HEADERS]
-    return {name: root.joinpath(*name.split("/")).read_text() for name in names}
+    return {name: root.joinpath(*name.split("/")).read_text(encoding="utf-8") for name in names}
 
 
 @cache
@@ -136,11 +137,14 @@ def _key(arch: str) -> str:
 
 def _compile(nvcc: str, arch: str, target: Path, log: Log) -> None:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+    with (
+        writing_to(target.parent),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch,
+    ):
         for name, text in _sources().items():
             path = Path(scratch, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         code = f"-gencode=arch=compute_{arch},code=sm_{arch}"
         log(f"compiling {len(UNITS)} files for sm_{arch} with {nvcc}")
         with ThreadPoolExecutor(min(len(UNITS), os.cpu_count() or 1)) as pool:

@@ -123,7 +123,7 @@ def fused(
 
     The slowest rank of each round counts; shown are the median and what lies between the 10th and the 90th percentile.
     Runs under torchrun too. Exit 3 if a result was wrong (it is not timed), if our way is missing, or if --compare
-    finds a row of ours slower by more than the spread of both.
+    finds a row of ours slower by more than the spread of both, and than the peers timed beside it.
 
     \b
       workbench measure fused --hidden 7168 --tokens 1,8,64
@@ -132,20 +132,31 @@ def fused(
     """
     from workbench.bench.run import read_baseline
     from workbench.measure import describe_device, find_losses, require_same
+    from workbench.trace import Scenario
     from workbench.views import performance_text
 
     baseline = read_baseline(compare) if compare else None
     spec = _spec(hidden, tokens, options, scenarios=_scenarios(arrival, chain), delay_us=skew_us)
     if baseline is not None:  # before anything is measured
         device = describe_device("cpu") if spec.device == "cpu" else baseline.device
-        require_same(baseline, ranks=spec.ranks, hidden=hidden, dtype=spec.dtype, device=device)
+        places = [(scenario, count) for scenario in spec.scenarios for count in tokens]
+        about: dict[str, Any] = {"calls": spec.calls}
+        if Scenario.SKEWED in spec.scenarios:
+            about["delay_us"] = spec.delay_us
+        same = {"ranks": spec.ranks, "hidden": hidden, "dtype": spec.dtype, "device": device}
+        require_same(baseline, places=places, about=about, **same)
     comparison = _run(spec, None if json_to in (None, "-") else Path(str(json_to)))
     click.echo(json.dumps(comparison.to_json()) if json_to == "-" else performance_text(comparison))
     bad = _complaints(comparison)
     if baseline is not None:
         losses = find_losses(comparison, baseline)
-        bad += [f"slower than the baseline: {loss}" for loss in losses]
-        _say(f"compared with {compare}: {len(losses)} of our rows got slower by more than the spread of both")
+        bad += [f"slower than the baseline: {loss}" for loss in losses.ours]
+        for loss in losses.shared:
+            _say(f"slower, and so is every peer, so it is the machine: {loss}")
+        _say(
+            f"compared with {compare}: {len(losses.ours)} of {losses.compared} rows in common got slower by more than "
+            f"the spread of both and than the peers beside them"
+        )
     _end(bad)
 
 
@@ -177,10 +188,12 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
       workbench tune --hidden 7168 --out mine.json
       workbench tune --from h7168.json --from h4096.json --out mine.json
     """
-    from workbench.bench.files import write_whole
+    from workbench.bench.files import check_place, write_whole
     from workbench.bench.run import read_baseline
     from workbench.measure import tuned_table
 
+    if out is not None:
+        check_place(out)
     command = _command()
     bad: list[str] = []
     if sources:

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.backends.build import build_cpu, find_compiler
-from workbench.errors import ArgumentError, WorkbenchError
+from workbench.documents import read_document
+from workbench.errors import WorkbenchError
 from workbench.launch import run_job
 from workbench.measure import NO_MULTICAST, FusedSpec
-from workbench.trace import Comparison, parse_comparison
+from workbench.trace import Comparison, parse_comparison, read_comparison
 
 _GRACE_S = 15.0
+_RESULT_BYTES = 16 << 20
 
 
 class MeasureError(WorkbenchError, RuntimeError):
@@ -61,12 +63,7 @@ def run_comparison(spec: FusedSpec, *, out: Path | None, progress: Callable[[str
 
 def read_baseline(path: Path) -> Comparison:
     """An earlier result. Raises: ArgumentError for a file that holds none."""
-    try:
-        return parse_comparison(path.read_text(encoding="utf-8"), str(path))
-    except OSError as e:
-        raise ArgumentError(f"{path}: cannot be read: {e.strerror}") from e
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{path}: not text in UTF-8") from None
+    return read_comparison(read_document(path, at_most=_RESULT_BYTES))
 
 
 def _tail(log: Path) -> str:

@@ -4,7 +4,7 @@ from workbench.measure.about import describe_device
 from workbench.measure.case import Case, Gives, Work, check_case
 from workbench.measure.fused import measure_fused
 from workbench.measure.library import NO_MULTICAST
-from workbench.measure.losses import Loss, find_losses, require_same
+from workbench.measure.losses import Loss, Losses, find_losses, require_same
 from workbench.measure.roofline import (
     Published,
     Rates,
@@ -30,6 +30,7 @@ __all__ = [
     "FusedSpec",
     "Gives",
     "Loss",
+    "Losses",
     "Published",
     "Rates",
     "SessionMeeting",

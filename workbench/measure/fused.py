@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -191,14 +192,21 @@ class _Bench:
         if self._spec.device == "cpu":
             yield _session_copied(self._paths[0], inputs)
 
-    def _is_right(self, case: Case, inputs: Inputs, wrong: dict[str, str], left_out: dict[str, str]) -> bool:
+    @property
+    def _late_s(self) -> float:
+        """How late this rank comes in the skewed scenario: the last one alone."""
+        return self._spec.delay_us / 1e6 if self._work.rank == self._spec.ranks - 1 else 0.0
+
+    def _is_right(
+        self, case: Case, inputs: Inputs, wrong: dict[str, str], left_out: dict[str, str], late_s: float = 0.0
+    ) -> bool:
         if case.name in self._spec.without:
             left_out[case.name] = "left out as asked"
             return False
         if case.gives is Gives.NOTHING or case.role is Role.AGAIN:
             return True
         try:
-            problem = self._check(case, inputs)
+            problem = self._check(case, inputs, late_s)
         except CaseFailedError as e:
             left_out[case.name] = str(e)
             return False
@@ -207,10 +215,13 @@ class _Bench:
             self._say(f"WRONG at {inputs.x.shape[0]} tokens: {case.name}: {problem}")
         return not problem
 
-    def _check(self, case: Case, inputs: Inputs) -> str:
-        """Three eager calls on whole numbers that change, and on a GPU three replays of a graph of one call."""
+    def _check(self, case: Case, inputs: Inputs, late_s: float = 0.0) -> str:
+        """Three eager calls on whole numbers that change, and on a GPU three replays of a graph of one call.
+
+        late_s: how late this rank comes to each.
+        """
         case.load(inputs.x, inputs.residual)
-        runs: list[Callable[[], Any]] = [case.call] * 3 if case.eager else []
+        ways: list[Callable[[], Any]] = [case.call] if case.eager else []
         if self._spec.device == "cuda":
             from workbench.measure.graphs import record
 
@@ -220,9 +231,9 @@ class _Bench:
                 recorded.graph.replay()
                 return recorded.given
 
-            runs += [replay] * 3
-        for seed, run in enumerate(runs):
-            problem = check_case(self._meeting, self._work, case, inputs.weight, run, seed)
+            ways.append(replay)
+        for way in ways:
+            problem = check_case(self._meeting, self._work, case, inputs.weight, [_late(way, late_s)] * 3)
             if problem:
                 return problem
         return ""
@@ -284,7 +295,8 @@ class _Bench:
             gemms = Gemms.make(self._work, tokens)
             cases = [gemms.alone(inputs), *(gemms.chained(c) for c in fused)]
         elif scenario is Scenario.SKEWED:
-            cases = [c for c in cases if c.gives in (Gives.FUSED, Gives.SUM)]
+            waiting = [c for c in cases if c.gives in (Gives.FUSED, Gives.SUM)]
+            cases = _with_ours([c for c in waiting if self._is_right(c, inputs, wrong, failed, self._late_s)])
         rounds = self._gpu_rounds if self._spec.device == "cuda" else self._host_rounds
         merge = from_last_arrival if scenario is Scenario.SKEWED and self._spec.device == "cpu" else max
         timed = rounds(scenario, cases, inputs, failed)
@@ -297,12 +309,11 @@ class _Bench:
     def _host_rounds(
         self, scenario: Scenario, cases: list[Case], inputs: Inputs, failed: dict[str, str]
     ) -> dict[str, Round]:
-        late = self._work.rank == self._spec.ranks - 1
         rounds: dict[str, Round] = {}
         for case in cases:
             variant = (_loader(case, inputs), case.call)
             if scenario is Scenario.SKEWED:
-                delay_us = self._spec.delay_us if late else 0.0
+                delay_us = self._late_s * 1e6
                 rounds[case.name] = skewed_host_round(self._meeting, variant, calls=self._spec.calls, delay_us=delay_us)
             else:
                 rounds[case.name] = host_round(self._meeting, variant, calls=self._spec.calls)
@@ -315,7 +326,7 @@ class _Bench:
         """In the skewed scenario the last rank's graph waits before each call; the wait alone is timed too."""
         from workbench.measure.graphs import cycles_of, graph_round, record, record_delay
 
-        late = self._work.rank == self._spec.ranks - 1 and scenario is Scenario.SKEWED
+        late = self._late_s > 0 and scenario is Scenario.SKEWED
         cycles = cycles_of(self._spec.delay_us) if late else 1
         rounds: dict[str, Round] = {}
         for case in cases:
@@ -349,9 +360,7 @@ class _Bench:
         peers = [c for c in columns if c.role is Role.PEER]
         best = min(peers, key=lambda c: c.us.median).name if peers else None
         ours = next((c.name for c in columns if c.role is Role.OURS), None)
-        ratio = None
-        if best is not None and ours is not None:
-            ratio = Spread.of([a / b for a, b in zip(times[ours], times[best], strict=True) if b > 0] or [0.0])
+        ratio = ratio_of(times[ours], times[best]) if best is not None and ours is not None else None
         tokens = inputs.x.shape[0]
         plan = self._paths[0].session.why(KIND, tokens=tokens)
         return Row(
@@ -371,6 +380,13 @@ class _Bench:
             if scenario is Scenario.TOGETHER
             else None,
         )
+
+
+def ratio_of(ours: list[float], theirs: list[float]) -> Spread | None:
+    """Ours over theirs, round by round; None if some round took no time that could be told from the wait."""
+    if min(*ours, *theirs) <= 0:
+        return None
+    return Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def _session_case(path: _Path, role: Role, inputs: Inputs, x: torch.Tensor | None = None) -> Case:
@@ -421,6 +437,16 @@ def _with_ours(cases: list[Case]) -> list[Case]:
     """The cases, without a second timing of ours where the first is not there: it was wrong or failed."""
     there = any(case.role is Role.OURS for case in cases)
     return [case for case in cases if there or case.role is not Role.AGAIN]
+
+
+def _late(call: Callable[[], Any], late_s: float) -> Callable[[], Any]:
+    """The call after so long a sleep of the host."""
+
+    def after_sleep() -> Any:
+        time.sleep(late_s)
+        return call()
+
+    return after_sleep if late_s else call
 
 
 def _loader(case: Case, inputs: Inputs) -> Callable[[], None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from workbench.documents import show_value
 from workbench.errors import ArgumentError
 from workbench.measure.roofline import Rates, find_crossover, find_rates, fit_line, link_bytes
 from workbench.plan import DTYPE_BYTES, Algorithm
@@ -23,13 +25,18 @@ def tuned_table(comparisons: Sequence[Comparison], *, command: str) -> dict[str,
     A size that our way serves at least as fast as the best peer is in a measured row; one that it does not serve so is
     in none, and falls through to the next path. Other widths get rows of the cost model, fitted to these runs; their
     standing is default. Pure.
-    Raises: ArgumentError for runs of different machines or widths, and for runs in which nothing was won.
+    Raises: ArgumentError for runs of different machines or widths, for files that no run wrote, and for runs in which
+    nothing was won.
     """
     first = comparisons[0]
     for name in ("device", "ranks"):
         found = sorted({str(getattr(c, name)) for c in comparisons})
         if len(found) > 1:
             raise ArgumentError(f"runs of different {name}: {', '.join(found)}; take those of one machine and width")
+    if unknown := {c.dtype for c in comparisons} - set(DTYPE_BYTES):
+        raise ArgumentError(f"dtype={min(unknown)!r}; allowed: {', '.join(DTYPE_BYTES)}")
+    if first.ranks not in WIDTHS:
+        raise ArgumentError(f"a run of {first.ranks} ranks; allowed: {WIDTHS.start} to {WIDTHS.stop - 1}")
     algorithm = Algorithm.PULL if _arch(first) == "cpu" else Algorithm.PUSH
     won = _won_sizes(comparisons)
     if not any(won.values()):
@@ -60,7 +67,11 @@ def tuned_table(comparisons: Sequence[Comparison], *, command: str) -> dict[str,
 
 
 def _arch(comparison: Comparison) -> str:
-    return str(comparison.about.get("arch", "cpu"))
+    """Raises ArgumentError for a text that no run writes."""
+    arch = comparison.about.get("arch", "cpu")
+    if not isinstance(arch, str) or not re.fullmatch(r"cpu|sm\d{2,3}", arch):
+        raise ArgumentError(f"about: arch is {show_value(arch)}; allowed: cpu, or one such as sm90")
+    return arch
 
 
 def _won_sizes(comparisons: Sequence[Comparison]) -> dict[int, bool]:
@@ -110,7 +121,7 @@ def _fitted(comparisons: Sequence[Comparison]) -> Rates | None:
     for comparison in comparisons:
         for row in comparison.rows:
             ours = row.column(Role.OURS)
-            if row.scenario is Scenario.TOGETHER and ours is not None:
+            if row.scenario is Scenario.TOGETHER and ours is not None and ours.us.median > 0:
                 size = row.tokens * comparison.hidden * DTYPE_BYTES[comparison.dtype]
                 points.append((link_bytes(Algorithm.PUSH, comparison.ranks, size), ours.us.median))
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from workbench.documents import Document, parse_document
+from workbench.documents import Document, parse_document, show_value
 
 MAX_US = 1e9
 
@@ -80,7 +80,8 @@ class Column:
 class Row:
     """All ways at one number of tokens.
 
-    path: the plan of our own way, in words.   ratio: ours over the best peer, round by round; None if one is missing.
+    path: the plan of our own way, in words.   ratio: ours over the best peer, round by round; None if one is missing
+    or took no time that could be told from the wait for a late rank.
     wrong: ways whose result was wrong, and how; they are not timed.   left_out: ways that could not run here, and why.
     simulated_us: what the cost model says of our algorithm; None where it knows no such machine.
     """
@@ -194,6 +195,11 @@ def _row(doc: Document) -> Row:
         simulated_us=None if simulated is None else _number(doc, "simulated_us"),
     )
     doc.end()
+    best_column = row.named(row.best_peer)
+    if row.best_peer is not None and (best_column is None or best_column.role is not Role.PEER):
+        doc.refuse(f"best_peer is {show_value(row.best_peer)}; allowed: a column whose role is peer, or null")
+    if row.ratio is not None and (best_column is None or row.column(Role.OURS) is None):
+        doc.refuse("a ratio needs our way and the best peer; allowed: null")
     return row
 
 
@@ -214,8 +220,8 @@ def _reasons(doc: Document) -> tuple[tuple[str, str], ...]:
 
 def _number(doc: Document, name: str) -> float:
     value = doc.take_value(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(min(value, MAX_US + 1)):
         doc.refuse(f"{name} is no finite number")
     if not 0 <= value <= MAX_US:
-        doc.refuse(f"{name} is {value:g}; allowed: 0 to {MAX_US:g}")
+        doc.refuse(f"{name} is {show_value(value)}; allowed: 0 to {MAX_US:g}")
     return float(value)
