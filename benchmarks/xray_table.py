@@ -5,7 +5,8 @@
 Each program runs four times on CPU ranks, which are forked with torch imported and started as torchrun would: as it is;
 with TORCH_DISTRIBUTED_DEBUG=DETAIL; with torch's Flight Recorder, dumped ten times a second and read by torchfrtrace;
 and recorded by the workbench. Ranks that neither compute nor say anything for QUIET_S hang and are ended. What a tool
-says is the first line in which it complains, shortened; "silent" is a run with status 0 and without a complaint.
+says is the first line in which it complains, shortened; "silent" is a run with status 0 and without a complaint. Rows
+that the directory holds already are kept.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of programs")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    file = arguments.out / "table.json"
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.exists() else []
+    done = {row["program"] for row in rows}
     for (name, num_ranks), (kind, ranks, _) in FAULTY.items():
-        if arguments.only and name not in arguments.only:
+        if name in done or (arguments.only and name not in arguments.only):
             continue
         row = {"program": name, "num_ranks": num_ranks, "wanted": f"{kind}: {ranks_words(ranks)}"}
         row["torch"] = told(run(name, num_ranks, lambda: None))
@@ -58,7 +61,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         document = {"command": " ".join(["python", *sys.argv]), "torch": torch.__version__, "rows": rows}
-        (arguments.out / "table.json").write_text(json.dumps(document, indent=1) + "\n")
+        file.write_text(json.dumps(document, indent=1) + "\n")
         (arguments.out / "table.md").write_text(markdown(rows))
 
 

@@ -53,7 +53,10 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.trace is None:
-            return "no process used torch.distributed; nothing to judge"
+            return (
+                "nothing was recorded, so nothing is judged: no Python process imported torch.distributed, or its "
+                "environment was taken from it (env -i, python -I, python -S)"
+            )
         lines = []
         for number, finding in enumerate(self.findings, start=1):
             lines.append(f"{'first cause' if number == 1 else 'then'}: {finding}")
@@ -79,14 +82,15 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
 
     running: the job still runs here, so a rank that did not come may yet come, until deadline_s. A job that was ended
     at its deadline is judged as it stood then.
-    Raises: OSError. Files that cannot be read are counted against the certainty of the findings.
+    Raises: OSError; TraceError where the job is over and none of its files can be read. Some that cannot be read are
+    counted against the certainty of the findings.
     """
     try:
         trace = read_observed(*directories)
     except TraceError:
-        if any(next(Path(d).glob("*.wbtrace"), None) for d in directories):
+        if not running and any(next(Path(d).glob("*.wbtrace"), None) for d in directories):
             raise
-        return Verdict(trace=None)
+        return Verdict(trace=None)  # a rank of a running job may still be making its file
     ended = None if running else read_ended(directories)
     if ended is not None:
         then_ns = _on(trace, ended.boot_id, ended.monotonic_ns)
@@ -103,7 +107,7 @@ def judge_trace(
     moment_ns = last_ns if now_ns is None else now_ns
     return Verdict(
         trace=trace,
-        findings=diagnose(trace, deadline_s=deadline_s, now_ns=now_ns, dead=dead),
+        findings=diagnose(trace, deadline_s=deadline_s, now_ns=now_ns, dead=dead, source=linecache.getline),
         standings=find_standings(trace, now_ns=moment_ns, dead=dead),
         waiting=waiting_ranks(trace, dead=dead),
         now_ns=moment_ns,
