@@ -209,8 +209,8 @@ def step_room(checks: Checks) -> None:
         s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=1, backend="custom")  # probes need memory too
         held = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
         try:
-            s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=2048, backend="custom")
-            checks.that(False, "room was found where 64 MiB are free")
+            s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=4096, backend="custom")
+            checks.that(False, "room for 112 MiB was found where 64 MiB are free")
         except ResourceError as e:
             say(e)
             checks.alike(str(e), "bytes asked of GPU memory", "are free", "world rank 0", "world rank 1")

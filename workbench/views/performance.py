@@ -107,7 +107,9 @@ def _lines(rows: Sequence[Row]) -> list[go.Scatter]:
         for column in row.columns:
             if column.role in (Role.OURS, Role.PEER, Role.LIMIT):
                 names.setdefault(column.name, (column.label, column.role))
-    colours = dict(zip([n for n, (_, role) in names.items() if role is Role.PEER], _PEERS * 4, strict=False))
+    peers = [n for n, (_, role) in names.items() if role is Role.PEER]
+    colours = dict(zip(peers, _PEERS * 4, strict=False))
+    dashed = set(peers[len(_PEERS) :])  # whose colour is taken already
     lines = []
     for name, (label, role) in sorted(names.items(), key=lambda item: list(Role).index(item[1][1])):
         found = [(row.tokens, c) for row in rows for c in row.columns if c.name == name]
@@ -130,7 +132,7 @@ def _lines(rows: Sequence[Row]) -> list[go.Scatter]:
                 line={
                     "color": colour,
                     "width": 3.5 if ours else 1.5,
-                    "dash": "dot" if role is Role.LIMIT else "solid",
+                    "dash": "dot" if role is Role.LIMIT else "dashdot" if name in dashed else "solid",
                 },
                 marker={"size": 7 if ours else 4},
                 hovertemplate="%{x} tokens: %{y:.2f} µs<extra>%{fullData.name}</extra>",
