@@ -40,20 +40,19 @@ class Described:
     def _place(self, name: str) -> tuple[int, str]:
         return (self._names.index(name) if name in self._names else _NOWHERE), name
 
-    def key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """What `fields` depends on, as quickly as it can be had."""
         num = len(args)
         parts: list[Any] = []
         for at, name in self._tensors:
             value: Any = args[at] if num > at else kwargs.get(name)
-            if type(value) in _LISTS:
-                parts += map(_look, value)
-                parts.append(len(value))
-            else:
-                parts.append(_look(value))
+            try:
+                parts += value.shape, value.dtype, value.is_contiguous() or value.stride()
+            except (AttributeError, RuntimeError, TypeError):
+                parts.append(tuple(map(_look, value)) if type(value) in _LISTS else None)
         for at, name in self._plain:
             parts.append(args[at] if num > at else kwargs.get(name))
-        return tuple(parts)
+        return parts
 
     def names_peer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a send or recv says with whom."""

@@ -14,7 +14,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -83,27 +82,32 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
     within = name if name in OBJECTS else OPAQUE
     here, member = this_process.here, module.GroupMember
 
-    def describe(
-        args: tuple[Any, ...], kwargs: dict[str, Any], known: Known, capture: bool, words: tuple[Any, ...]
-    ) -> dict[str, Any]:
+    def describe(key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> dict[str, Any]:
+        _, capture, *words = key[:7]
         fields = what.fields(args, kwargs, known.ranks)
         return {"op": op, "path": known.backend, "capture": capture, "remark": _words(*words), **fields}
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, frame: FrameType) -> _Begun:
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, inside: str) -> _Begun:
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
         used = member.WORLD if group is None else group
-        known = known_groups.get(used) or known_group(used)
-        on_gpu = False
-        words = (group is None, known is not None, is_async, on_gpu, here.inside)
+        known = known_groups.get(used)
+        is_member, on_gpu = True, False
         if known is None or known.on_gpu or is_peered:  # what the common call need not ask
+            known = known_group(used)
+            is_member = known is not None
             known = known or strange_group()
             if known is None or (is_peered and not what.names_peer(args, kwargs)):
-                return _begin_elsewhere(op, known, _words(*words))
+                return _begin_elsewhere(op, known, _words(group is None, is_member, is_async, False, inside))
             on_gpu = known.on_gpu and not is_peered and what.on_gpu(args, kwargs)
-            words = (*words[:3], on_gpu, here.inside)
+        try:
+            frame = sys._getframe(2)
+            line, instruction = id(frame.f_code), frame.f_lasti
+        except ValueError:  # called by C++ itself, in a thread of its own
+            frame, line, instruction = None, 0, 0
         capture = this_process.capturing > 0
-        key = (op, capture, words, what.key(args, kwargs))
-        token = known.lane.begin_known(key, frame, describe, args, kwargs, known, capture, words)
+        look = what.key(args, kwargs)
+        key = (op, capture, group is None, is_member, is_async, on_gpu, inside, line, instruction, *look)
+        token = known.lane.begin_known(key, frame, describe, args, kwargs, known)
         return known.lane, token, used if on_gpu else None
 
     @functools.wraps(original)
@@ -114,7 +118,7 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
         is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
         door: Lane | Recorder
         try:
-            door, token, gpu_group = begin(args, kwargs, is_async, sys._getframe(1))
+            door, token, gpu_group = begin(args, kwargs, is_async, inside)
         except Exception as e:  # recording must not fail the call
             this_process.fail(e)
             door, token, gpu_group = this_process.recorder, None, None

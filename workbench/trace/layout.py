@@ -26,6 +26,8 @@ RECORD = struct.Struct("<QqqBBH44sQ")  # number + 1, time_ns, sequence, phase, f
 WHAT = struct.Struct(
     "<IIIIIIIIiii"
 )  # ids of group, op, shape, dtype, path, reduce_op, stride_class, site; root x2, peer
+EVENT = struct.Struct("<Qqq48sQ")  # RECORD as the writer packs it: the HEAD in the middle repeats from call to call
+HEAD = struct.Struct("<BBH44s")  # phase, flags, remark, what
 TEXT = struct.Struct("<QqqBBH44sQ")  # number + 1, number of its event, part, phase, flags, length, bytes, number + 1
 
 PHASES = {"B": 1, "E": 2, "I": 3}

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from workbench.errors import ArgumentError
@@ -31,8 +31,12 @@ from workbench.version import VERSION
 SIZE_BYTES = 8 << 20
 """Default size of a rank's file: about 39,000 calls, begin and end."""
 
-Token = tuple[bytes, int, int, int]
-"""What begin gives and end takes."""
+Token = tuple[bytes, int]
+"""What begin gives and end takes: the part of the end's record that is known by then, and the sequence number."""
+
+_Known = tuple[bytes, bytes, tuple[str, int] | None, Sequence[CodeType]]
+"""A call described before: the heads of its two records, its operation and peer if it has one, and the code objects
+whose ids its key holds, kept so that these ids stay taken."""
 
 
 class Recorder:
@@ -211,7 +215,7 @@ class Lane:
         self._file = file
         self._group_id = group_id
         self._word = at.WORD_SLOTS + slot
-        self._known: dict[Any, tuple[Any, ...]] = {}
+        self._known: dict[Any, _Known] = {}
         self._events = count(1)
         self._calls = count(1)
         self._latest = 0
@@ -248,65 +252,51 @@ class Lane:
             frame = frame.f_back
         key = (
             *(op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer_world_rank, stride_class),
-            *((remark, id(frame.f_code), frame.f_lasti) if frame is not None else (remark,)),
+            *((remark, capture, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, capture)),
         )
         try:
-            what, remark_id, _ = self._known[key]
+            known = self._known[key]
         except (KeyError, TypeError):
-            what, remark_id = self._describe(key, frame)
-        if peer_world_rank is None:
-            sequence = self._latest = next(self._calls)
-        else:
-            sequence = next(self._peer_calls.setdefault((op, peer_world_rank), count(1)))
-        flags = at.FLAG_CAPTURE if capture else 0
-        file.write(self._word, next(self._events), sequence, 1, flags, what, note, remark_id)
-        return what, sequence, flags, remark_id
-
-    def begin_known(
-        self, key: Any, frame: FrameType | None, describe: Callable[..., Mapping[str, Any]], *args: Any
-    ) -> Token | None:
-        """begin, for a caller that counts microseconds: describe(*args) gives begin's fields, once a key and line.
-
-        key: whatever the fields depend on; one that cannot be hashed is described afresh. `frame` is where to look for
-        the caller.
-        """
-        file = self._file
-        if file is None or not file.live:
-            return None
-        while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
-            frame = frame.f_back
-        where: tuple[Any, ...] = (key, id(frame.f_code), frame.f_lasti) if frame is not None else (key,)
-        try:
-            what, remark_id, flags, peer, _ = self._known[where]
-        except (KeyError, TypeError):
-            what, remark_id, flags, peer = self._describe_known(where, frame, describe(*args))
+            known = self._describe(key, key, frame)
+        head, end_head, peer, _ = known
         if peer is None:
             sequence = self._latest = next(self._calls)
         else:
             sequence = next(self._peer_calls.setdefault(peer, count(1)))
-        file.write(self._word, next(self._events), sequence, 1, flags, what, "", remark_id)
-        return what, sequence, flags, remark_id
+        file.write(self._word, next(self._events), sequence, head, note)
+        return end_head, sequence
 
-    def _describe_known(
-        self, where: tuple[Any, ...], frame: FrameType | None, fields: Mapping[str, Any]
-    ) -> tuple[bytes, int, int, tuple[str, int] | None]:
-        what, remark_id = self._describe(tuple(fields.get(name) for name in _DESCRIBED), frame)
-        flags = at.FLAG_CAPTURE if fields.get("capture") else 0
-        peer_rank = fields.get("peer_world_rank")
-        peer = None if peer_rank is None else (fields["op"], peer_rank)
-        with contextlib.suppress(TypeError):
-            self._known[where] = (what, remark_id, flags, peer, None if frame is None else frame.f_code)
-        return what, remark_id, flags, peer
+    def begin_known(
+        self, key: tuple[Any, ...], frame: FrameType | None, describe: Callable[..., Mapping[str, Any]], *args: Any
+    ) -> Token | None:
+        """begin, for a caller that counts microseconds: describe(key, *args) gives begin's fields, once a key and line.
+
+        key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. A key that
+        cannot be hashed is described afresh.
+        """
+        file = self._file
+        if file is None or not file.live:
+            return None
+        try:
+            head, end_head, peer, _ = self._known[key]
+        except (KeyError, TypeError):
+            head, end_head, peer, _ = self._meet(file, key, frame, describe, args)
+        if peer is None:
+            sequence = self._latest = next(self._calls)
+        else:
+            sequence = next(self._peer_calls.setdefault(peer, count(1)))
+        file.write(self._word, next(self._events), sequence, head)
+        return end_head, sequence
 
     def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
         """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
         file = self._file
         if file is None or token is None or not file.live:
             return
-        what, sequence, flags, remark_id = token
+        head, sequence = token
         if error:
-            flags |= at.FLAG_ERROR
-        file.write(self._word, next(self._events), sequence, 2, flags, what, error or note, remark_id)
+            head = _flagged(head, at.FLAG_ERROR)
+        file.write(self._word, next(self._events), sequence, head, error or note)
 
     def instant(
         self,
@@ -327,14 +317,16 @@ class Lane:
             frame = frame.f_back
         key = (
             *(op, None, None, path, None, None, None, None, None),
-            *((remark, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, site)),
+            *((remark, False, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, False, site)),
         )
         try:
-            what, remark_id, _ = self._known[key]
+            known = self._known[key]
         except (KeyError, TypeError):
-            what, remark_id = self._describe(key, frame, site)
-        flags = at.FLAG_ERROR if error else 0
-        file.write(self._word, next(self._events), self._latest, 3, flags, what, error or note, remark_id)
+            known = self._describe(key, key, frame, where=site)
+        head = _of_phase(known[0], at.PHASES["I"])
+        if error:
+            head = _flagged(head, at.FLAG_ERROR)
+        file.write(self._word, next(self._events), self._latest, head, error or note)
 
     @contextlib.contextmanager
     def span(self, op: str, **fields: Any) -> Iterator[None]:
@@ -347,12 +339,39 @@ class Lane:
             raise
         self.end(token)
 
+    def _meet(
+        self,
+        file: _File,
+        key: tuple[Any, ...],
+        frame: FrameType | None,
+        describe: Callable[..., Mapping[str, Any]],
+        args: tuple[Any, ...],
+    ) -> _Known:
+        """What begin_known does not know yet. Where `frame` is an inner one, the caller's line belongs to the key."""
+        codes = [] if frame is None else [frame.f_code]
+        called, line = key, frame
+        while line is not None and line.f_code.co_filename.startswith(file.inner_files):
+            line = line.f_back
+        if line is not None and line is not frame:
+            codes.append(line.f_code)
+            key = (*key, id(line.f_code), line.f_lasti)
+            with contextlib.suppress(KeyError, TypeError):
+                return self._known[key]
+        fields = describe(called, *args)
+        return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes)
+
     def _describe(
-        self, key: tuple[Any, ...], frame: FrameType | None, where: CallSite | None = None
-    ) -> tuple[bytes, int]:
-        """The part of a record that repeats from call to call. The code object is kept so that its id stays taken."""
+        self,
+        key: tuple[Any, ...],
+        fields: Sequence[Any],
+        frame: FrameType | None,
+        *,
+        where: CallSite | None = None,
+        codes: Sequence[CodeType] = (),
+    ) -> _Known:
+        """The parts of a call's records that repeat from call to call. `fields` begin with _DESCRIBED."""
         assert self._file is not None
-        op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides, remark = key[:10]
+        op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides, remark, capture, *_ = fields
         if self.info is not None and root_world_rank is None and root_group_rank is not None:
             root_world_rank = _at(self.info.world_ranks, root_group_rank)
         elif self.info is not None and root_group_rank is None and root_world_rank in self.info.world_ranks:
@@ -373,9 +392,12 @@ class Lane:
             remark_id = at.ID_LOST
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
+        head = at.HEAD.pack(at.PHASES["B"], at.FLAG_CAPTURE if capture else 0, remark_id, what)
+        codes = codes or (() if frame is None else (frame.f_code,))
+        known = head, _of_phase(head, at.PHASES["E"]), None if peer is None else (op, peer), codes
         with contextlib.suppress(TypeError):  # a list for a shape: described afresh each time
-            self._known[key] = (what, remark_id, None if frame is None else frame.f_code)
-        return what, remark_id
+            self._known[key] = known
+        return known
 
 
 class _File:
@@ -398,17 +420,15 @@ class _File:
         self._write_header(meta)
         _OPEN.add(self)
 
-    def write(
-        self, word: int, events: int, sequence: int, phase: int, flags: int, what: bytes, text: str, remark: int = 0
-    ) -> None:
+    def write(self, word: int, events: int, sequence: int, head: bytes, text: str = "") -> None:
         """One record, and the note or error behind it."""
         number = next(self._numbers)
-        if text:
-            flags |= at.FLAG_TEXT
         mark = number + 1
-        place = self._ring_at + number % self._places * 80
+        if text:
+            head = _flagged(head, at.FLAG_TEXT)
         try:
-            _pack_into(self._map, place, mark, self.clock(), sequence, phase, flags, remark, what, mark)
+            place = self._ring_at + number % self._places * 80
+            _pack_into(self._map, place, mark, self.clock(), sequence, head, mark)
             self._words[word] = events
             if text:
                 self._write_text(number, text)
@@ -477,7 +497,8 @@ class _File:
             number = next(self._numbers)
             place = self._ring_at + number % self._places * at.RECORD.size
             flags = at.FLAG_LAST_PART if start + len(piece) == len(data) else 0
-            _pack_into(self._map, place, number + 1, event, part, at.PHASE_TEXT, flags, len(piece), piece, number + 1)
+            head = at.HEAD.pack(at.PHASE_TEXT, flags, len(piece), piece)
+            _pack_into(self._map, place, number + 1, event, part, head, number + 1)
 
     def _write_header(self, meta: dict[str, Any]) -> None:
         text, where = json.dumps(meta).encode(), self.layout
@@ -501,10 +522,18 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 _DESCRIBED = (
     *("op", "shape", "dtype", "path", "reduce_op", "root_group_rank", "root_world_rank"),
-    *("peer_world_rank", "stride_class", "remark"),
+    *("peer_world_rank", "stride_class", "remark", "capture"),
 )  # the fields that _describe takes, in its order
 _MOST_KNOWN = 4096  # descriptions a lane keeps before it starts afresh
-_pack_into = at.RECORD.pack_into
+_pack_into = at.EVENT.pack_into
+
+
+def _of_phase(head: bytes, phase: int) -> bytes:
+    return bytes((phase,)) + head[1:]
+
+
+def _flagged(head: bytes, flag: int) -> bytes:
+    return bytes((head[0], head[1] | flag)) + head[2:]
 
 
 def _inner_files() -> tuple[str, ...]:
