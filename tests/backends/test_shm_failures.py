@@ -1,6 +1,6 @@
 """Pins how a shared-memory group ends: who is named, by which error, on every rank, and that nothing is left behind.
 
-Times are printed, not asserted, except where a hang would be the failure; then with a wide margin.
+No time is asserted: where a hang would be the failure, the wait's own deadline would give another error.
 """
 
 from __future__ import annotations
@@ -65,6 +65,16 @@ class Board:
             time.sleep(0.005)
 
 
+def wait_until_asleep(pid: int, thread: int | None = None, timeout_s: float = 30.0) -> None:
+    """Until that thread sleeps in ten looks one after the other: a rank that only waits for a processor does not."""
+    deadline, asleep = time.monotonic() + timeout_s, 0
+    while asleep < 10:
+        assert time.monotonic() < deadline, f"process {pid} never slept"
+        state = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.02)
+
+
 def outcomes_of(
     num_ranks: int,
     work: Callable[[Any, int], Any],
@@ -97,7 +107,7 @@ def then_closed(workspace: Any) -> str:
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
-def test_a_rank_killed_inside_a_call_is_named_within_a_second(in_place: bool) -> None:
+def test_a_rank_killed_inside_a_call_is_named_long_before_the_deadline(in_place: bool) -> None:
     board = Board()
 
     def work(workspace: Any, rank: int) -> Any:
@@ -110,24 +120,22 @@ def test_a_rank_killed_inside_a_call_is_named_within_a_second(in_place: bool) ->
             board.wait_for(3)  # come only after rank 2 is dead
         with pytest.raises(PeerDeadError) as caught:
             workspace.all_reduce(x)
-        return time.monotonic(), caught.value.dead, str(caught.value), then_closed(workspace)
+        return caught.value.dead, str(caught.value), then_closed(workspace)
 
     def kill(pids: Sequence[int]) -> None:
         board.wait_for(2)
-        time.sleep(0.3)  # rank 2 sleeps inside the kernel now
+        wait_until_asleep(pids[2])  # inside the kernel
         os.kill(pids[2], signal.SIGKILL)
-        board[3] = time.monotonic()
+        board[3] = 1.0
 
     ended = outcomes_of(3, work, while_running=kill)
     assert ended[2].signal == signal.SIGKILL
     for rank in (0, 1):
         assert ended[rank].error is None, ended[rank].trace
-        noticed, dead, text, later = ended[rank].value
-        print(f"rank {rank} noticed after {noticed - board[3]:.3f} s: {text}")
+        dead, text, later = ended[rank].value
         assert dead == (2,)
         assert "tp[0,1,2]: call 2 (all_reduce, 64 tokens of hidden 7168, bfloat16): the process of world rank 2" in text
         assert text in later
-        assert noticed - board[3] < 5
 
 
 def test_a_rank_killed_after_it_handed_over_everything_is_not_missed() -> None:
@@ -144,7 +152,7 @@ def test_a_rank_killed_after_it_handed_over_everything_is_not_missed() -> None:
 
     def kill(pids: Sequence[int]) -> None:
         board.wait_for(2)
-        time.sleep(0.3)
+        wait_until_asleep(pids[2])
         os.kill(pids[2], signal.SIGKILL)
         board[3] = 1.0
 
@@ -161,15 +169,13 @@ def test_a_stopped_rank_is_named_when_the_deadline_passes() -> None:
         if rank == 1:
             board[1] = 1.0
             board.wait_for(2)
-        started = time.monotonic()
         with pytest.raises(DeadlineError) as caught:
             workspace.all_reduce(ones(5))
-        waited = time.monotonic() - started
         if rank == 0:
             board[0] += 1
         if rank == 2:
             board[4] += 1
-        return caught.value.missing, str(caught.value), waited, then_closed(workspace)
+        return caught.value.missing, str(caught.value), then_closed(workspace)
 
     def stop(pids: Sequence[int]) -> None:
         board.wait_for(1)
@@ -179,16 +185,14 @@ def test_a_stopped_rank_is_named_when_the_deadline_passes() -> None:
         board.wait_for(4)
         os.kill(pids[1], signal.SIGCONT)
 
-    ended = outcomes_of(3, work, timeout_s=0.5, while_running=stop)
+    ended = outcomes_of(3, work, timeout_s=4.0, while_running=stop)
     for outcome in ended:  # the stopped rank too, when it comes late
         assert outcome.error is None, outcome.trace
-        missing, text, waited, later = outcome.value
+        missing, text, later = outcome.value
         assert missing == (1,)
-        assert "waited 0.5 s for world rank 1" in text
+        assert "waited 4 s for world rank 1" in text
         assert "call 2 (all_reduce, 5 tokens" in text
         assert text in later
-        print(f"rank {outcome.rank} waited {waited:.3f} s")
-    assert ended[0].value[2] > 0.4
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
@@ -203,11 +207,10 @@ def test_ctrl_c_comes_through_a_wait_and_the_peers_are_told(in_place: bool) -> N
             board[0] = 1.0
             with pytest.raises(KeyboardInterrupt):
                 workspace.all_reduce(x)
-            noticed = time.monotonic()
             x.fill_(-1.0)
             later = then_closed(workspace)
             board[1] = 1.0
-            return noticed, later
+            return later
         board.wait_for(1)
         if not in_place:  # the other had handed over all it had; what is read in place may be overwritten by now
             assert workspace.all_reduce(ones())[0, 0] == 2.0
@@ -217,16 +220,12 @@ def test_ctrl_c_comes_through_a_wait_and_the_peers_are_told(in_place: bool) -> N
 
     def interrupt(pids: Sequence[int]) -> None:
         board.wait_for(0)
-        time.sleep(0.3)
+        wait_until_asleep(pids[0])
         os.kill(pids[0], signal.SIGINT)
-        board[2] = time.monotonic()
 
     ended = outcomes_of(2, work, while_running=interrupt)
     assert [o.error for o in ended] == [None, None], ended[0].trace + ended[1].trace
-    noticed, later = ended[0].value
-    print(f"KeyboardInterrupt after {noticed - board[2]:.3f} s")
-    assert noticed - board[2] < 5
-    assert "broken by an earlier failure: a call was interrupted by KeyboardInterrupt" in later
+    assert "broken by an earlier failure: a call was interrupted by KeyboardInterrupt" in ended[0].value
     assert ended[1].value[0] == "tp[0,1]: world rank 0 was interrupted in call 2; rebuild the group"
 
 
@@ -293,7 +292,7 @@ def test_different_calls_are_told_while_a_third_rank_is_absent() -> None:
 
 
 def test_each_wait_of_a_call_has_its_own_deadline() -> None:
-    """Ranks come at 0, 2 and 4 s with a deadline of 3 s: nobody waits longer than 2 s for any one rank.
+    """Ranks come at 0, 4 and 8 s with a deadline of 7 s: nobody waits much longer than 4 s for any one rank.
 
     A signal handler keeps rank 0 out of the kernel while rank 1 comes, so that its wait ends without another sleep.
     """
@@ -301,29 +300,35 @@ def test_each_wait_of_a_call_has_its_own_deadline() -> None:
     def work(workspace: Any, rank: int) -> float:
         workspace.all_reduce(ones())
         if rank == 0:
-            signal.signal(signal.SIGALRM, lambda _number, _frame: time.sleep(1.0))
-            signal.setitimer(signal.ITIMER_REAL, 1.5)
-        time.sleep(2.0 * rank)
+            signal.signal(signal.SIGALRM, lambda _number, _frame: time.sleep(2.0))
+            signal.setitimer(signal.ITIMER_REAL, 3.0)
+        time.sleep(4.0 * rank)
         return float(workspace.all_reduce(ones())[0, 0])
 
-    outcomes = outcomes_of(3, work, timeout_s=3.0)
+    outcomes = outcomes_of(3, work, timeout_s=7.0)
     assert [o.value for o in outcomes] == [3.0, 3.0, 3.0], [o.error for o in outcomes]
 
 
-def test_a_sleeping_rank_is_woken_by_its_peer() -> None:
-    """Without wake-ups two calls would take a slice of 100 ms, so the 120 calls 6 s."""
+def test_a_sleeping_rank_is_woken_by_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that nobody wakes would sleep for a slice, longer than this test may take."""
+    monkeypatch.setattr(shm, "SLICE_S", 1000.0)
+    board = Board()
 
     def work(workspace: Any, rank: int) -> float:
-        workspace.all_reduce(ones())
-        started = time.monotonic()
-        for _ in range(120):
-            time.sleep(0.005 * rank)
+        for i in range(3):
+            if rank == 0:
+                board[i] = 1.0
+            else:
+                board.wait_for(i)
+                board.wait_for(9)
+                wait_until_asleep(int(board[9]))
             workspace.all_reduce(ones())
-        return time.monotonic() - started
+        return 1.0
 
-    elapsed = outcomes_of(2, work)[0].value
-    print(f"120 calls of a rank that is 5 ms late each time: {elapsed:.3f} s")
-    assert elapsed < 4
+    def tell(pids: Sequence[int]) -> None:
+        board[9] = float(pids[0])
+
+    assert [o.value for o in outcomes_of(2, work, timeout_s=2000.0, while_running=tell)] == [1.0, 1.0]
 
 
 def test_a_refused_call_leaves_the_workspace_good() -> None:
@@ -354,16 +359,19 @@ def test_a_peer_that_closes_is_named_at_once() -> None:
 
 
 def test_a_second_thread_is_refused_while_the_first_waits() -> None:
+    board = Board()
+
     def work(workspace: Any, rank: int) -> Any:
         if rank == 1:
-            time.sleep(1.0)
+            board.wait_for(0)
             return float(workspace.all_reduce(ones())[0, 0])
         seen: list[Any] = []
         thread = threading.Thread(target=lambda: seen.append(float(workspace.all_reduce(ones())[0, 0])))
         thread.start()
-        time.sleep(0.3)
+        wait_until_asleep(os.getpid(), thread.native_id)
         with pytest.raises(ArgumentError, match="another thread is inside a call"):
             workspace.all_reduce(ones())
+        board[0] = 1.0
         thread.join()
         return seen
 
