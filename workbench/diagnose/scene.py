@@ -42,8 +42,8 @@ class GroupName:
 class Meeting:
     """One collective call of one group: who came with what, and who did not.
 
-    number    which of the group's calls it is, as its events count them: #2 in their lines. 0: the calls of
-              init_process_group that are to make the group
+    number    which of the group's calls it is, as its events count them: #2 in their lines. 0: the calls
+              that are to make the group
     missing   world ranks that certainly never came: their records are whole
     unknown   world ranks that may have come
     """
@@ -102,10 +102,17 @@ class RankStory:
         if not self.exceptions or self.exit_status == 0:
             return None
         latest = self.exceptions[-1]
+        if latest in self.thread_exceptions:
+            return None
         later = next((c for c in reversed(self.calls) if c.event.op != "destroy_process_group"), None)
         if later is not None and later.event.ordinal > latest.ordinal:
             return None
         return None if latest.error.startswith("KeyboardInterrupt") else latest
+
+    @property
+    def thread_exceptions(self) -> list[Event]:
+        """Those that nobody caught in a thread: what the thread was for is not done, and the rank goes on."""
+        return [] if self.exit_status == 0 else [e for e in self.exceptions if "in a thread" in marks(e)]
 
     @property
     def inside(self) -> RankCall | None:
@@ -173,14 +180,30 @@ class Scene:
         return found
 
     @cached_property
-    def beginnings(self) -> list[Meeting]:
-        """The calls of init_process_group, by the default group they are to make."""
-        came: dict[GroupName, dict[int, RankCall]] = defaultdict(dict)
+    def inits(self) -> dict[int, dict[int, RankCall]]:
+        """The calls of init_process_group, by generation and world rank."""
+        found: dict[int, dict[int, RankCall]] = defaultdict(dict)
         for rank, story in self.ranks.items():
             for call in story.calls:
-                group = call.event.group
-                if call.event.op == "init_process_group" and group is not None:
-                    came[GroupName(group.world_ranks, group.generation, 0)][rank] = call
+                if call.event.op == "init_process_group" and call.event.group is not None:
+                    found[call.event.group.generation][rank] = call
+        return found
+
+    @cached_property
+    def beginnings(self) -> list[Meeting]:
+        """The calls in which members meet to make a group: the default one, or one with use_local_synchronization.
+
+        Not those of default groups of several sizes, whose members cannot meet.
+        """
+        came: dict[GroupName, dict[int, RankCall]] = defaultdict(dict)
+        for generation, calls in self.inits.items():
+            lists = {c.event.group.world_ranks for c in calls.values() if c.event.group is not None}
+            if len(lists) == 1:
+                came[GroupName(lists.pop(), generation, 0)] = calls
+        for rank, story in self.ranks.items():
+            for call in story.calls:
+                if is_local(call):
+                    came[self._names[rank][id(call.event.group)]][rank] = call
         return [self._meeting(name, 0, calls) for name, calls in came.items()]
 
     @cached_property
@@ -199,16 +222,17 @@ class Scene:
         return frozenset(g.world_ranks for r in self.trace.ranks for g in r.groups)
 
     @cached_property
-    def declared(self) -> frozenset[frozenset[int]]:
-        """The groups that the program said it means to have; empty if it said nothing."""
-        lists = set()
+    def declared(self) -> dict[frozenset[int], set[str]]:
+        """The groups that the program said it means to have, with their kinds; empty if it said nothing."""
+        kinds: dict[frozenset[int], set[str]] = defaultdict(set)
         for text in {text for r in self.trace.ranks for text in r.declared}:
             try:
-                kinds = json.loads(text)["groups"].values()
-                lists |= {frozenset(ranks) for groups in kinds for ranks in groups}
+                for kind, lists in json.loads(text)["groups"].items():
+                    for ranks in lists:
+                        kinds[frozenset(ranks)].add(str(kind))
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
-        return frozenset(lists)
+        return dict(kinds)
 
     @cached_property
     def first_failure_ns(self) -> int | None:
@@ -301,6 +325,12 @@ def is_meeting(event: Event) -> bool:
 def is_async(call: RankCall) -> bool:
     """Whether the call was issued and left, to be waited for later."""
     return call.begin is not None and "async" in marks(call.begin)
+
+
+def is_local(call: RankCall) -> bool:
+    """Whether the call makes a group with use_local_synchronization: then torch names it by a hash of its members."""
+    group = call.event.group
+    return call.event.op == "new_group" and group is not None and re.fullmatch(r"[0-9a-f]{40}", group.label) is not None
 
 
 def is_inner(event: Event) -> bool:

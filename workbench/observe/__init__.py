@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from workbench.observe.declared import declare
     from workbench.observe.ended import Ended, boot_id, mark_ended, read_ended
     from workbench.observe.environment import recorded_environment
+    from workbench.observe.jobs import find_jobs
     from workbench.observe.observed import read_observed
     from workbench.observe.stacks import Frame, dump_stacks
 
@@ -19,6 +20,7 @@ __all__ = [
     "boot_id",
     "declare",
     "dump_stacks",
+    "find_jobs",
     "mark_ended",
     "read_ended",
     "read_observed",
@@ -33,6 +35,7 @@ _HOMES = {
     "Frame": "stacks",
     "declare": "declared",
     "dump_stacks": "stacks",
+    "find_jobs": "jobs",
     "read_observed": "observed",
     "recorded_environment": "environment",
 }

@@ -43,7 +43,7 @@ def record_endings() -> None:
     @functools.wraps(thread_hook)
     def thread_excepthook(args: Any) -> None:
         if args.exc_value is not None:
-            tell_exception(args.exc_value)
+            tell_exception(args.exc_value, remark="in a thread")
         thread_hook(args)
 
     @functools.wraps(leave)
@@ -68,7 +68,7 @@ def record_endings() -> None:
     atexit.register(_close)
 
 
-def tell_exception(error: BaseException, door: Lane | Recorder | None = None) -> None:
+def tell_exception(error: BaseException, door: Lane | Recorder | None = None, *, remark: str = "") -> None:
     """Record an exception once, at the program's innermost line of its traceback, else at the line of the call."""
     if (_told and _told[-1] is error) or isinstance(error, SystemExit | GeneratorExit):
         return
@@ -77,7 +77,7 @@ def tell_exception(error: BaseException, door: Lane | Recorder | None = None) ->
     if not recorder.enabled:
         return
     site = None if door is not None else _innermost(error.__traceback__, recorder.inner_files)
-    (door or recorder).instant("exception", error=f"{type(error).__name__}: {error}", site=site)
+    (door or recorder).instant("exception", error=f"{type(error).__name__}: {error}", site=site, remark=remark)
 
 
 def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from workbench.observe.ended import read_ended
 from workbench.trace import Event, Phase, RankTrace, Trace, read_directory
 
 
-def read_observed(*directories: str | os.PathLike[str], attempt: int | None = None) -> Trace:
+def read_observed(
+    *directories: str | os.PathLike[str],
+    attempt: int | None = None,
+    job: Sequence[str | os.PathLike[str]] | None = None,
+) -> Trace:
     """read_directory, and an `exit` event for each rank of which only its parent knows how it ended.
 
-    Of a job that a watcher ended, events end with that moment.
+    Of a job that a watcher ended, events end with that moment. `job`: one of find_jobs; default: the first.
     Raises: as read_directory.
     """
     ends: dict[int, tuple[int, int]] = {}
@@ -29,7 +34,7 @@ def read_observed(*directories: str | os.PathLike[str], attempt: int | None = No
             return rank
         return replace(rank, events=tuple(e for e in rank.events if e.time_ns <= ended.monotonic_ns))
 
-    return read_directory(*directories, attempt=attempt, complete=complete)
+    return read_directory(*(directories if job is None else job), attempt=attempt, complete=complete)
 
 
 def _ends(directory: Path) -> dict[int, tuple[int, int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from workbench.errors import WorkbenchError
 from workbench.observe.environment import DIRECTORY, claim_rank
+from workbench.observe.jobs import claim_job
 from workbench.observe.stacks import register_stack_dump
 from workbench.ranks import GroupKey, GroupMap
 from workbench.trace import Lane, Recorder, Token
@@ -80,7 +81,7 @@ class Process:
             directory = os.environ[DIRECTORY]
             try:
                 restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
-                self.recorder = Recorder.open(directory, world_rank, first_attempt=restarts)
+                self.recorder = Recorder.open(claim_job(directory, os.environ), world_rank, first_attempt=restarts)
                 register_stack_dump(directory)
             except (WorkbenchError, OSError, ValueError) as e:
                 sys.stderr.write(f"workbench: world rank {world_rank} is not recorded: {e}\n")

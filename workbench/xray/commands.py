@@ -11,10 +11,27 @@ from typing import Any
 import click
 
 
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    if value != value:  # which is in every range
+        raise click.BadParameter("nan is no number of seconds")
+    return value
+
+
+def _writable(_context: click.Context, _option: click.Parameter, file: str | None) -> str | None:
+    """The file for the document, tried before the command runs and not hours later."""
+    if file not in (None, "-"):
+        try:
+            Path(file).open("a", encoding="utf-8").close()
+        except OSError as e:
+            raise click.BadParameter(f"{file} cannot be written: {e.strerror}") from e
+    return file
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--deadline",
     type=click.FloatRange(0, 86400, min_open=True),
+    callback=_seconds,
     default=120.0,
     show_default=True,
     help="Seconds without any event, with a rank waiting, after which the job is judged.",
@@ -22,7 +39,13 @@ import click
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to.  [default: workbench-trace]"
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write one JSON document here; - is stdout.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False),
+    callback=_writable,
+    help="Write one JSON document here; - is stdout.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def trace(deadline: float, out: Path | None, json_file: str | None, command: tuple[str, ...]) -> None:
     """Run any torch.distributed program recorded, and say what went wrong while it hangs or when it ends.

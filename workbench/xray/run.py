@@ -70,8 +70,12 @@ def trace_command(
             return Outcome(verdict=verdict, status=128 + SIGKILL if status is None else status, ended=True)
         status = job.status
     assert status is not None
-    verdict = judge(traces)
-    if verdict.findings:
+    try:
+        verdict = judge(traces)
+    except TraceError as e:  # every rank was ended before its file was whole
+        say(str(e))
+        verdict = Verdict(trace=None)
+    if verdict.findings or verdict.trace is None:
         say(str(verdict))
     return Outcome(verdict=verdict, status=status)
 
@@ -107,7 +111,7 @@ class _Watch:
     def _progress(self) -> int:
         """Events of all ranks together."""
         total = 0
-        for path in self._traces.glob("*.wbtrace"):
+        for path in self._traces.rglob("*.wbtrace"):
             try:
                 total += read_progress(path)
             except (TraceError, OSError):

@@ -7,14 +7,14 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from workbench.diagnose import Finding, diagnose
-from workbench.observe import Frame, boot_id, read_ended, read_observed
+from workbench.observe import Frame, boot_id, find_jobs, read_ended, read_observed
 from workbench.trace import Trace, TraceError
 from workbench.xray.standing import Standing, find_standings, waiting_ranks
 
@@ -81,14 +81,24 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
     """Read what the ranks recorded and say what went wrong.
 
     running: the job still runs here, so a rank that did not come may yet come, until deadline_s. A job that was ended
-    at its deadline is judged as it stood then.
+    at its deadline is judged as it stood then. Of several jobs that one command ran all findings are told; the rest
+    is of the first that hangs with findings, else of the first with findings, else of the last.
     Raises: OSError; TraceError where the job is over and none of its files can be read. Some that cannot be read are
     counted against the certainty of the findings.
     """
+    verdicts = [_judge_job(directories, job, deadline_s, running) for job in find_jobs(directories)]
+    faulty = [v for v in verdicts if v.findings]
+    shown = next((v for v in faulty if v.waiting), (faulty or verdicts[-1:])[0])
+    return replace(shown, findings=tuple(f for v in faulty for f in v.findings))
+
+
+def _judge_job(
+    directories: Sequence[str | os.PathLike[str]], job: Sequence[Path], deadline_s: float | None, running: bool
+) -> Verdict:
     try:
-        trace = read_observed(*directories)
+        trace = read_observed(*directories, job=job)
     except TraceError:
-        if not running and any(next(Path(d).glob("*.wbtrace"), None) for d in directories):
+        if not running and any(next(d.glob("*.wbtrace"), None) for d in job):
             raise
         return Verdict(trace=None)  # a rank of a running job may still be making its file
     ended = None if running else read_ended(directories)

@@ -2,8 +2,9 @@
 
 Examples: world rank 1 raises ValueError before an all-reduce, and the others wait: `peer-exception`, rank 1. World rank
 2 is killed by signal 9: `peer-dead`. A store cannot listen on its port: `environment`.
-Claims: an exception that no recorded call raised is a cause of its own. One that a recorded call raised belongs to that
-call, and is told only where nothing else is found; what its text says decides the kind.
+Claims: an exception that no recorded call raised is a cause of its own, one that ended a thread too. One that a
+recorded call raised belongs to that call, and is told only where nothing else is found; what its text says decides the
+kind. A status after the default group was destroyed is the program's own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
-from workbench.diagnose.scene import RankStory, Scene
+from workbench.diagnose.scene import RankStory, Scene, marks
 from workbench.diagnose.words import call_words, ranks_words
 from workbench.trace import CallSite, Event
 
@@ -31,15 +32,25 @@ _CAUSES = frozenset(
 def rule(scene: Scene) -> Iterator[Claim]:
     raised: dict[tuple[str, CallSite | None, bool], list[Event]] = defaultdict(list)
     for story in scene.ranks.values():
-        event = story.exception
-        if event is not None:
+        ending = story.exception
+        for event in (*story.thread_exceptions, *([] if ending is None else [ending])):
             raised[event.error, event.site, _belongs_to_a_call(story, event)].append(event)
-        elif story.exit is not None and (story.exit_status or 0) != 0 and not scene.was_ended(story.world_rank):
+        if ending is not None:
+            continue
+        if story.exit is not None and _died(scene, story):
             yield _death(story, story.exit.time_ns, (str(story.exit),))
         elif story.exit is None and story.world_rank in scene.dead:
             yield _death(story, story.last_ns, ())
     for (_, _, by_call), events in raised.items():
         yield _exception(events, by_call)
+
+
+def _died(scene: Scene, story: RankStory) -> bool:
+    """Whether the rank ended badly by itself. What it exits with after it destroyed its groups is its own affair."""
+    status = story.exit_status or 0
+    left = story.calls[-1] if story.calls else None
+    is_out = left is not None and "default group" in marks(left.event) and left.event.op == "destroy_process_group"
+    return status != 0 and not scene.was_ended(story.world_rank) and not (is_out and status > 0)
 
 
 def _belongs_to_a_call(story: RankStory, event: Event) -> bool:

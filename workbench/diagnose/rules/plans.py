@@ -10,14 +10,13 @@ be equal.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
-from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
+from workbench.diagnose.scene import RankStory, Scene, at_fault, is_local, parties
 from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
@@ -26,21 +25,37 @@ _FIX = (
     "afterwards; or make them with use_local_synchronization=True, in one order on the members"
 )
 
+_SIZE_FIX = (
+    "give every rank the same world_size, or let torchrun give it: init_process_group() without rank and world_size"
+)
+
 _Plans = dict[int, list[RankCall]]
 
 
 def rule(scene: Scene) -> Iterator[Claim]:
+    yield from _sizes_differ(scene)
     by_generation: dict[int, _Plans] = defaultdict(dict)
     for rank, story in scene.ranks.items():
         if story.trace.drops.complete:
             for generation in _generations(story):
                 by_generation[generation][rank] = [c for c in story.plan if _generation(c) == generation]
     for plans in by_generation.values():
-        local = {_members(c) for plan in plans.values() for c in plan if _is_hashed(c)}
+        local = {_members(c) for plan in plans.values() for c in plan if is_local(c)}
         common = {rank: [c for c in plan if _members(c) not in local] for rank, plan in plans.items()}
         yield from _first_difference(scene, common)
         for members in sorted(local):
             yield from _names_differ(scene, plans, members)
+
+
+def _sizes_differ(scene: Scene) -> Iterator[Claim]:
+    """Ranks that make the default group with different numbers of ranks wait for some that never come."""
+    for here in scene.inits.values():
+        sizes = {rank: len(_members(call)) for rank, call in here.items()}
+        if len(set(sizes.values())) > 1 and _is_waited_in(scene, here):
+            lines = {f"{size} ({call_words(here[ranks[0]].event)})": ranks for size, ranks in parties(sizes)}
+            text = f"the ranks make the default group with different world sizes: {parties_words(lines)}."
+            finding = _finding("plan.world-size", at_fault(sizes), here, text + raised(here.values()), _SIZE_FIX)
+            yield Claim(finding, min(c.event.time_ns for c in here.values()))
 
 
 def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
@@ -109,7 +124,7 @@ def _names_differ(scene: Scene, plans: _Plans, members: tuple[int, ...]) -> Iter
             return
 
 
-def _finding(code: str, blamed: tuple[int, ...], here: Mapping[int, RankCall], text: str) -> Finding:
+def _finding(code: str, blamed: tuple[int, ...], here: Mapping[int, RankCall], text: str, fix: str = _FIX) -> Finding:
     return Finding(
         code=code,
         kind=Kind.GROUP_PLAN_MISMATCH,
@@ -118,7 +133,7 @@ def _finding(code: str, blamed: tuple[int, ...], here: Mapping[int, RankCall], t
         message=text,
         evidence=evidence_of(here.values()),
         certainty=Certainty.IS,
-        fix=_FIX,
+        fix=fix,
     )
 
 
@@ -130,10 +145,6 @@ def _members(call: RankCall) -> tuple[int, ...]:
 def _label(call: RankCall) -> str:
     assert call.event.group is not None
     return call.event.group.label
-
-
-def _is_hashed(call: RankCall) -> bool:
-    return re.fullmatch(r"[0-9a-f]{40}", _label(call)) is not None
 
 
 def _generation(call: RankCall) -> int:

@@ -85,7 +85,16 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
         certainty=Certainty.IS,
         fix=field.fix,
     )
-    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
+    return Claim(finding, _parted_ns(meeting, said), line=call_words(meeting.first.event))
+
+
+def _parted_ns(meeting: Meeting, said: Mapping[int, object]) -> int:
+    """When the second party came: until then there was nothing to differ from."""
+    arrivals = {}
+    for rank, what in said.items():
+        time_ns = meeting.came[rank].event.time_ns
+        arrivals[what] = min(arrivals.get(what, time_ns), time_ns)
+    return sorted(arrivals.values())[1]
 
 
 def _gaps(meeting: Meeting) -> Claim | None:

@@ -1,4 +1,4 @@
-"""A call that all members entered and in which nothing moves.
+"""A call that all members entered and in which nothing moves; a receive for which its peer has sent.
 
 Example: all four members are inside all_reduce of tp[0,1,2,3] for 30 s, with equal arguments.
 Claim: `stalled`, all members: no rank stands out, so the cause lies below the calls (a link, a device, a stuck thread).
