@@ -27,7 +27,11 @@ FAULTY = {
     ("v10_a_call_by_a_non_member", 3): ("non-member-call", (2,), "left the tensor as it was"),
     ("v11_the_order_of_the_list_is_lost", 4): ("peer-exception", (1, 3), "the first member of [3, 1] sent 1.0"),
     ("v12_an_exchange_over_the_world", 4): ("rendezvous-partial", (2, 3), "called without group="),
-    ("v13_every_group_gets_the_first_ones_object", 4): ("wrong-group", (0, 1, 2, 3), "[0, 1], [2, 3]"),
+    ("v13_every_group_gets_the_first_ones_object", 4): (
+        "wrong-group",
+        (0, 1, 2, 3),
+        "the program declared [0, 1], [2, 3]",
+    ),
     ("v14_lengths_that_differ", 2): ("shape-mismatch", (0, 1), "Connection "),
     ("v15_shapes_of_equal_size", 2): ("shape-mismatch", (0, 1), "Nothing was raised"),
     ("v16_float_meets_int", 2): ("dtype-mismatch", (0, 1), "int32"),

@@ -37,7 +37,7 @@ def test_equal_shapes_that_change_places_in_two_branches_are_told_by_the_text_of
     made = Made(2)
     _calls(made, 0, PAIR, (10, (4,)), (11, (4,)))
     _calls(made, 1, PAIR, (13, (4,)), (14, (4,)))
-    text = {10: "reduce(x)", 11: "reduce(y)", 13: "reduce(y)", 14: "reduce(x)"}
+    text = {10: "a = all_reduce(x, op)", 11: "b = all_reduce(y)", 13: "a = all_reduce(y)", 14: "b = all_reduce(x)"}
     assert diagnose(made.trace()) == ()
     (finding,) = diagnose(made.trace(), source=lambda _file, line: text[line])
     assert (finding.kind, finding.certainty) == (Kind.ORDER_SWAP, Certainty.LIKELY)

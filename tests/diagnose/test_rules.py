@@ -158,16 +158,21 @@ def test_a_rank_that_never_makes_a_group_is_told_once_it_has_gone_another_way() 
     assert _kinds(made, deadline_s=1.0, now_ns=made.now_ns)[0] == (Kind.GROUP_PLAN_MISMATCH, (2,))
 
 
-def test_a_declared_group_of_all_ranks_may_be_used_without_group() -> None:
-    world = group("world", 0, 1)
-    made = Made(2)
-    for rank in (0, 1):
-        made.call(rank, "all_reduce", world, note="default group")
-        made.call(rank, "barrier", world, note="default group")
-    made.declared = (json.dumps({"groups": {"dp": [[0], [1]]}}),)
-    assert _kinds(made) == [(Kind.WRONG_GROUP, (0, 1))]
-    made.declared = (json.dumps({"groups": {"dp": [[0], [1]], "world": [[0, 1]]}}),)
-    assert _kinds(made) == []
+def test_without_group_is_wrong_where_no_declared_group_has_all_ranks() -> None:
+    def told(op: str, **groups: list[list[int]]) -> list[tuple[Kind, Certainty]]:
+        world = group("world", 0, 1)
+        made = Made(2, declared=(json.dumps({"groups": groups}),))
+        for rank in (0, 1):
+            made.call(rank, op, world, note="default group")
+            made.call(rank, "barrier", world, note="default group")
+        return [(f.kind, f.certainty) for f in diagnose(made.trace())]
+
+    apart, together = [[0], [1]], [[0, 1]]
+    assert told("all_reduce", dp=apart) == [(Kind.WRONG_GROUP, Certainty.IS)]
+    assert told("all_reduce", dp=apart, world=together) == []
+    assert told("broadcast_object_list", dp=apart, world=together) == [(Kind.WRONG_GROUP, Certainty.LIKELY)]
+    assert told("broadcast_object_list", dp=apart, tp=together, world=together) == []
+    assert told("broadcast_object_list", world=together) == []
 
 
 def test_an_empty_trace_and_texts_that_are_no_map_are_no_finding() -> None:

@@ -2,8 +2,9 @@
 
 Examples: world rank 2 calls all_reduce on group [0,1]: torch does nothing and its tensor stays unreduced. A program
 declares tp [[0,1],[2,3]], and all four ranks broadcast an object without group=: every group gets world rank 0's.
-Claims: `non-member-call`, the ranks that are no members. `wrong-group`, the ranks that left group= out, where the
-declared groups do not hold one of all ranks; a barrier over all ranks is no finding.
+Claims: `non-member-call`, the ranks that are no members. `wrong-group`, the ranks that left group= out, where no
+declared group has all ranks; a barrier over all ranks is no finding. Many maps hold a kind "world" whether it is used
+or not: where it alone has all ranks, an exchange of objects without group= is likely meant for a smaller group.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
-from workbench.diagnose.scene import CREATION, Scene, marks
+from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, marks
 from workbench.diagnose.words import call_words, evidence_of, group_words, ranks_words
 from workbench.trace import CallSite, RankCall
 
@@ -38,9 +39,10 @@ def rule(scene: Scene) -> Iterator[Claim]:
 
 def _is_unmeant(scene: Scene, call: RankCall) -> bool:
     group = call.event.group
-    if group is None or call.event.op in _HARMLESS or not scene.declared:
+    if group is None or call.event.op in _HARMLESS or len(scene.declared) < 2:
         return False
-    return frozenset(group.world_ranks) not in scene.declared
+    kinds = scene.declared.get(frozenset(group.world_ranks), set())
+    return not kinds or (kinds == {"world"} and call.event.op in EXCHANGES)
 
 
 def _stranger(scene: Scene, calls: list[RankCall]) -> Claim:
@@ -69,16 +71,18 @@ def _stranger(scene: Scene, calls: list[RankCall]) -> Claim:
 def _forgotten(scene: Scene, calls: list[RankCall]) -> Claim:
     event = calls[0].event
     ranks = tuple(sorted({c.event.world_rank for c in calls}))
-    own = sorted(sorted(g) for g in scene.declared if g & set(ranks))
+    own = [str(sorted(g)) for g in sorted(scene.declared, key=sorted) if g & set(ranks) and g != set(ranks)]
+    more = f" and {len(own) - 6} more" if len(own) > 6 else ""
+    sure = event.group is not None and frozenset(event.group.world_ranks) not in scene.declared
     finding = Finding(
         code="group.default",
         kind=Kind.WRONG_GROUP,
         ranks=ranks,
         group=event.group,
         message=f"{call_words(event)} was called without group= by {ranks_words(ranks)}, so over "
-        f"{group_words(event.group)}; the program declared {', '.join(map(str, own))} and no group of all ranks.",
+        f"{group_words(event.group)}; the program declared {', '.join(own[:6])}{more}.",
         evidence=evidence_of(calls),
-        certainty=Certainty.IS,
-        fix="pass group=, and a root as group_src= or group_dst=; or declare a group of all ranks if it is meant",
+        certainty=Certainty.IS if sure else Certainty.LIKELY,
+        fix="pass group=, and a root as group_src= or group_dst=; or group=dist.group.WORLD if all ranks are meant",
     )
     return Claim(finding, event.time_ns)

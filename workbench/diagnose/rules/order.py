@@ -9,6 +9,7 @@ that only change places are a likely `order-swap`: ranks that take turns can loo
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -130,7 +131,7 @@ def _swapped_lines(scene: Scene, meetings: Sequence[Meeting], place: int) -> Cla
 
     def label(event: Event) -> object:
         site = event.site
-        return None if site is None else (site.function, scene.source(site.file, site.line).strip())
+        return None if site is None else (site.function, _argument(event.op, scene.source(site.file, site.line)))
 
     length = _swap_length(orders, label)
     if not length or any(len({signature(c.event) for c in m.came.values()}) > 1 for m in meetings[:length]):
@@ -141,6 +142,12 @@ def _swapped_lines(scene: Scene, meetings: Sequence[Meeting], place: int) -> Cla
     if len(functions) < 2 and lines[0] & lines[-1]:  # one function, one set of lines: its ranks take turns
         return None
     return _swap(meetings, place, orders, length, Certainty.LIKELY)
+
+
+def _argument(op: str, text: str) -> str:
+    """What a line passes first to the operation, such as x in `w = dist.all_reduce(x, async_op=True)`; else the line."""
+    found = re.search(rf"\b{op}\(\s*([^,)]+)", text)
+    return found[1].strip() if found else text.strip()
 
 
 def _swap(
