@@ -90,7 +90,7 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
 
 def _parted_ns(meeting: Meeting, said: Mapping[int, object]) -> int:
     """When the second party came: until then there was nothing to differ from."""
-    arrivals = {}
+    arrivals: dict[object, int] = {}
     for rank, what in said.items():
         time_ns = meeting.came[rank].event.time_ns
         arrivals[what] = min(arrivals.get(what, time_ns), time_ns)
