@@ -145,7 +145,7 @@ def _swapped_lines(scene: Scene, meetings: Sequence[Meeting], place: int) -> Cla
 
 
 def _argument(op: str, text: str) -> str:
-    """What a line passes first to the operation, such as x in `w = dist.all_reduce(x, async_op=True)`; else the line."""
+    """What a line passes first to the operation, such as x in `all_reduce(x, async_op=True)`; else the line."""
     found = re.search(rf"\b{op}\(\s*([^,)]+)", text)
     return found[1].strip() if found else text.strip()
 
