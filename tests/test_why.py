@@ -224,3 +224,18 @@ def test_the_answer_does_not_need_torch() -> None:
 def test_engine_local_kinds_are_refused() -> None:
     with pytest.raises(ArgumentError, match="count ranks inside one engine"):
         why("vllm", machine="b200x8", sizes={"tp": 2, "dp": 2, "elastic_ep": True, "eplb": True})
+
+
+def test_a_table_of_another_architecture_is_told_to_decide_nothing(tmp_path: Path) -> None:
+    shipped = ROOT / "workbench" / "plan" / "tables" / "sm100.json"
+    cpu = tmp_path / "mine.json"
+    cpu.write_text(json.dumps({**json.loads(shipped.read_text()), "table": "cpu-tuned", "arches": ["cpu"]}))
+    asked = ("sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "7168", "--tokens", "1", "--kind", "tp")
+    told = "table cpu-tuned is for cpu, and h200x2 is sm90: it decides nothing here; the shipped table of sm90 decides"
+    done = run(*asked, "--table", str(cpu), "--json")
+    assert (done.returncode, done.stderr) == (0, f"{told}\n")
+    answer = json.loads(done.stdout)
+    assert answer["warnings"] == [told]
+    assert answer["groups"] == json.loads(run(*asked, "--json").stdout)["groups"]
+    b200 = why(machine="b200x8", sizes={"tp": 8}, table=str(shipped))
+    assert b200.warnings == ()

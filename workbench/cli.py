@@ -226,7 +226,10 @@ def groups(
 @click.option("--rounding", type=click.Choice(["once", "twice"]), default="once", show_default=True)
 @click.option("--symmetric-memory", is_flag=True, help="As if torch's symmetric memory were offered too.")
 @click.option("--upstream", is_flag=True, help="What versions of the engine itself would say, before and after fixes.")
-@click.option("--table", help="A tuned table, such as `workbench tune` writes, in place of the shipped one.")
+@click.option(
+    "--table",
+    help="A tuned table, such as `workbench tune` writes, in place of the shipped one of its architecture.",
+)
 @_json
 def why(
     system: str,

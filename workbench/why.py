@@ -16,6 +16,7 @@ from workbench.plan import (
     Ask,
     Plan,
     Rule,
+    Table,
     ask_upstream,
     decide_path,
     describe_situation,
@@ -124,7 +125,8 @@ def explain(
     machine: the id of a simulated machine or a path to a JSON file.   kind: one kind only, aliases allowed.
     rounding: how often the fused operation rounds its sum, "once" or "twice"; paths of one class are never mixed.
     model: an architecture's name, for SGLang's list.   upstream: what versions of the engine would say of each group.
-    table: the file of a tuned table, which replaces the shipped one of its architectures.
+    table: the file of a tuned table, which replaces the shipped one of its architectures; one of other architectures
+    than the machine's decides nothing, and a warning says so.
     settings, variables: the switches, and the names of the environment variables that are set; default: as found here.
     Local, and without torch.   Raises: ArgumentError, LayoutError.
     """
@@ -142,10 +144,12 @@ def explain(
     place = read_machine(machine)
     keys = _keys(group_map, kind)
     tables = shipped_tables()
-    if table is not None:
-        tuned = read_table(table)
+    tuned = None if table is None else read_table(table)
+    if tuned is not None:
         tables = {**tables, **dict.fromkeys(tuned.arches, tuned)}
     facts = [place.facts_of(rank, multicast_allowed=settings.multicast) for rank in _ranks_on(place, group_map)]
+    if tuned is not None:
+        warnings += _unused(tuned, place.name, sorted({f.arch for f in facts}))
     num_hosts = len({f.host for f in facts})
     if model is not None and system != "sglang":
         raise ArgumentError(f"model={model[:64]!r}: only SGLang keeps a list of models; leave it out for {system}")
@@ -174,6 +178,17 @@ def explain(
         warnings=tuple(warnings),
         model=None if model is None else _ask_for_model(model, group_map, keys, facts, ask, num_hosts),
     )
+
+
+def _unused(table: Table, machine: str, arches: Sequence[str]) -> list[str]:
+    """The warning about a table that speaks for none of the machine's architectures."""
+    if set(table.arches) & set(arches):
+        return []
+    decides = f"the shipped table of {', '.join(arches)} decides" if shipped_tables().keys() & set(arches) else ""
+    return [
+        f"table {table.name} is for {', '.join(table.arches)}, and {machine} is {', '.join(arches)}: it decides "
+        f"nothing here; {decides or 'no shipped table does either'}"
+    ]
 
 
 def _keys(group_map: GroupMap, kind: str | None) -> list[GroupKey]:

@@ -182,7 +182,8 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
     """The tuned table of this machine: which algorithm serves which size, measured against every peer that runs here.
 
     Rows of the width that was measured are measured; those of other widths come from the cost model, fitted to the
-    same times, and stay defaults. `workbench why --table FILE` decides by it.
+    same times, and stay defaults. `workbench why --table FILE` decides by it for machines of the same
+    architecture; a table of CPU ranks shows what was won, and decides nothing.
 
     \b
       workbench tune --hidden 7168 --out mine.json
@@ -207,9 +208,11 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
         click.echo(text, nl=False)
     else:
         write_whole(out, text)
-        _say(f"wrote {out}; `workbench why ... --table {out}` decides by it")
+        _say(f"wrote {out}")
     if table["arches"] == ["cpu"]:
         _say("plans of CPU ranks look at no table: this one shows what was won, and decides nothing")
+    elif out is not None:
+        _say(f"`workbench why ... --table {out}` decides by it on {', '.join(table['arches'])}")
     _end(bad)
 
 
