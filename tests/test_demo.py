@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.marked import assert_nothing_runs_of, started_by
 from workbench.demo import claim_directory, default_layout
 from workbench.demo.directory import write_private
 from workbench.errors import ArgumentError
@@ -52,7 +53,7 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return process
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 100) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout: float = 300) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
@@ -63,7 +64,7 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     """The job's processes once `count` ranks run our module."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         family = descendants(process)
         ranks = []
@@ -82,12 +83,12 @@ def wait_for_ranks(process: subprocess.Popen[str], count: int) -> list[psutil.Pr
 
 def assert_all_gone(family: list[psutil.Process]) -> None:
     assert len(family) >= 3
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
 
 
 def test_the_demo_runs_two_at_once_and_each_writes_its_own_report(tmp_path: Path) -> None:
-    first = start("--ranks", "4", "--json", cwd=tmp_path)
+    first = start("--ranks", "4", "--rounds", "20", "--json", cwd=tmp_path)  # it still runs when the second begins
     wait_for_ranks(first, 4)
     second = start("--ranks", "2", cwd=tmp_path)
     status, out, err = finish(first)
@@ -110,21 +111,20 @@ def test_the_demo_runs_two_at_once_and_each_writes_its_own_report(tmp_path: Path
     status, out, err = finish(second)
     assert status == 0, err
     assert str(tmp_path / "workbench-demo-2" / "report.html") in out
-    assert find_survivors() == ()
+    assert_nothing_runs_of(first.pid)
+    assert_nothing_runs_of(second.pid)
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_job_and_leaves_nothing_running(tmp_path: Path, sent: signal.Signals, status: int) -> None:
     process = start("--ranks", "4", "--rounds", "1000", cwd=tmp_path)
     family = wait_for_ranks(process, 4)
-    time.sleep(1)
     process.send_signal(sent)
-    started = time.monotonic()
-    found, out, err = finish(process, timeout=30)
-    print(f"ended {time.monotonic() - started:.1f} s after {sent.name}")
+    found, out, err = finish(process)
     assert found == status, err
     assert out == ""
-    assert "Traceback" not in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert_nothing_runs_of(process.pid)
     assert_all_gone(family)
 
 
@@ -133,21 +133,19 @@ def test_a_killed_starter_takes_its_ranks_along_or_clean_does(tmp_path: Path) ->
     family = wait_for_ranks(process, 2)
     process.kill()
     finish(process)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and not all(s.pid in {p.pid for p in family} for s in find_survivors()):
-        time.sleep(0.1)
-    stop_survivors(find_survivors())
+    pids = {p.pid for p in started_by(process.pid)}
+    assert pids <= {p.pid for p in family}
+    stop_survivors(tuple(s for s in find_survivors() if s.pid in pids))  # those of other jobs are not ours to end
     assert_all_gone(family)
-    assert find_survivors() == ()
+    assert_nothing_runs_of(process.pid)
 
 
 def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
     process = start("--ranks", "4", "--rounds", "1000", cwd=tmp_path)
     family = wait_for_ranks(process, 4)
     victim = next(p for p in family if p.environ().get("RANK") == "2")
-    time.sleep(2)
     victim.kill()
-    status, out, err = finish(process, timeout=60)
+    status, out, err = finish(process)
     assert status == 1, err
     assert out == ""
     assert "world rank 2" in err
@@ -155,12 +153,12 @@ def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
 
 
 def test_a_job_past_its_limit_is_ended(tmp_path: Path) -> None:
-    process = start("--ranks", "2", "--rounds", "1000", "--limit", "6", cwd=tmp_path)
-    family = wait_for_ranks(process, 2)
-    status, _, err = finish(process, timeout=60)
+    """Loading torch alone takes longer than half a second, and so would a thousand rounds."""
+    process = start("--ranks", "2", "--rounds", "1000", "--limit", "0.5", cwd=tmp_path)
+    status, _, err = finish(process)
     assert status == 1
-    assert "longer than 6 s" in err
-    assert_all_gone(family)
+    assert "longer than 0.5 s" in err
+    assert_nothing_runs_of(process.pid)
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "logs", "report.html"])
@@ -202,9 +200,9 @@ def test_a_rank_whose_starter_died_before_it_could_look_ends_itself() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     mark = run_tag(dead.pid)
     dead.wait()
-    code = "from workbench.launch import end_with_starter; import time; end_with_starter(); time.sleep(60)"
+    code = "from workbench.launch import end_with_starter; import time; end_with_starter(); time.sleep(100)"
     orphan = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "WORKBENCH_RUN": mark}, timeout=30, check=False, cwd=ROOT
+        [sys.executable, "-c", code], env={**os.environ, "WORKBENCH_RUN": mark}, timeout=200, check=False, cwd=ROOT
     )
     assert orphan.returncode == -signal.SIGTERM
 
@@ -221,9 +219,8 @@ def test_marks_of_another_pid_namespace_are_left_alone() -> None:
 
 def _is_survivor(mark: str) -> bool:
     """Whether a process with this mark would be taken for a survivor."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], env={"WORKBENCH_RUN": mark})
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(200)"], env={"WORKBENCH_RUN": mark})
     try:
-        time.sleep(0.3)
         return child.pid in {s.pid for s in find_survivors()}
     finally:
         child.kill()

@@ -183,7 +183,8 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
 
     Rows of the width that was measured are measured; those of other widths come from the cost model, fitted to the
     same times, and stay defaults. `workbench why --table FILE` decides by it for machines of the same
-    architecture; a table of CPU ranks shows what was won, and decides nothing.
+    architecture; a table of CPU ranks shows what was won, and decides nothing. Exit 3 if nothing was won, or if a
+    result was wrong.
 
     \b
       workbench tune --hidden 7168 --out mine.json
@@ -191,7 +192,7 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
     """
     from workbench.bench.files import check_place, write_whole
     from workbench.bench.run import read_baseline
-    from workbench.measure import tuned_table
+    from workbench.measure import NothingWonError, tuned_table
 
     if out is not None:
         check_place(out)
@@ -202,7 +203,11 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
     else:
         comparisons = [_run(_spec(hidden, tokens, options), None)]
         bad = _complaints(comparisons[0])
-    table = tuned_table(comparisons, command=command)
+    try:
+        table = tuned_table(comparisons, command=command)
+    except NothingWonError as e:
+        _end([*bad, str(e)])
+        return
     text = json.dumps(table, indent=2) + "\n"
     if out is None:
         click.echo(text, nl=False)

@@ -16,6 +16,16 @@ def check_place(path: Path) -> None:
         raise ArgumentError(f"{path} cannot be written: no directory, or not yours to write in; choose another place")
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory to write into, unless it is there. Raises: ArgumentError if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ArgumentError(f"{path} cannot be made: {e.strerror}; choose another place") from e
+    if not os.access(path, os.W_OK):
+        raise ArgumentError(f"{path} is not yours to write in; choose another place")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Put `text` in place of the file at `path`; through a link, in place of what it names.
 
@@ -26,7 +36,7 @@ def write_whole(path: Path, text: str) -> None:
     try:
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
             beside.replace(target)
         finally:

@@ -20,7 +20,7 @@ from workbench.measure.roofline import (
 from workbench.measure.spec import FusedSpec
 from workbench.measure.subgroups import time_subgroups
 from workbench.measure.timing import SessionMeeting, alternate
-from workbench.measure.tuned import tuned_table
+from workbench.measure.tuned import NothingWonError, tuned_table
 from workbench.measure.unfused import Unfused
 from workbench.measure.virtual_ranks import VirtualRun, check_virtual_ranks, recorded_virtual_run
 
@@ -31,6 +31,7 @@ __all__ = [
     "Gives",
     "Loss",
     "Losses",
+    "NothingWonError",
     "Published",
     "Rates",
     "SessionMeeting",

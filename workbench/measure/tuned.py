@@ -19,14 +19,18 @@ _UNMEASURED_MOST = 16 << 20
 _BLOCKS = {Algorithm.PUSH: "sms", Algorithm.PULL: "64", Algorithm.TWO_SHOT_PULL: "64"}
 
 
+class NothingWonError(ArgumentError):
+    """Our way was slower than the best peer at every size."""
+
+
 def tuned_table(comparisons: Sequence[Comparison], *, command: str) -> dict[str, Any]:
     """The document of a plan table, made from runs of one machine and one number of ranks.
 
     A size that our way serves at least as fast as the best peer is in a measured row; one that it does not serve so is
     in none, and falls through to the next path. Other widths get rows of the cost model, fitted to these runs; their
     standing is default. Pure.
-    Raises: ArgumentError for runs of different machines or widths, for files that no run wrote, and for runs in which
-    nothing was won.
+    Raises: ArgumentError for runs of different machines or widths, for files that no run wrote; NothingWonError for
+    runs in which nothing was won.
     """
     first = comparisons[0]
     for name in ("device", "ranks"):
@@ -40,7 +44,7 @@ def tuned_table(comparisons: Sequence[Comparison], *, command: str) -> dict[str,
     algorithm = Algorithm.PULL if _arch(first) == "cpu" else Algorithm.PUSH
     won = _won_sizes(comparisons)
     if not any(won.values()):
-        raise ArgumentError("our way was faster than the best peer at no size, so there is nothing to put into a table")
+        raise NothingWonError("our way was faster than the best peer at no size, so there is nothing for a table")
     rates = _fitted(comparisons)
     largest = max(size for size, ours in won.items() if ours)
     measured = {
