@@ -6,39 +6,47 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _FILE = "ended.json"
+_MOST_S = 1e6  # more than any deadline that is allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """When a job was ended, on the monotonic clock of its host; and the patience with which it was judged, seconds."""
+    """When a job was ended, on the monotonic clock of its host; and the patience with which it was judged, seconds.
+
+    interrupted: by Ctrl-C, and not at its deadline.
+    """
 
     boot_id: str
     monotonic_ns: int
     deadline_s: float
+    interrupted: bool = False
 
 
-def mark_ended(directory: str | os.PathLike[str], *, deadline_s: float) -> None:
+def mark_ended(directory: str | os.PathLike[str], *, deadline_s: float, interrupted: bool = False) -> None:
     """Note that the job which records into `directory` is ended now."""
-    ended = {"boot_id": boot_id(), "monotonic_ns": time.monotonic_ns(), "deadline_s": deadline_s}
-    Path(directory, _FILE).write_text(json.dumps(ended))
+    ended = Ended(boot_id=boot_id(), monotonic_ns=time.monotonic_ns(), deadline_s=deadline_s, interrupted=interrupted)
+    Path(directory, _FILE).write_text(json.dumps(asdict(ended)))
 
 
 def read_ended(directories: Iterable[str | os.PathLike[str]]) -> Ended | None:
-    """The first such note in these directories; None for a job that ended by itself or runs."""
+    """The first such note in these directories; None for a job that runs or ended by itself. Nonsense is no note."""
     for directory in directories:
         try:
             data = json.loads(Path(directory, _FILE).read_text())
-            return Ended(
+            found = Ended(
                 boot_id=str(data["boot_id"]),
                 monotonic_ns=int(data["monotonic_ns"]),
                 deadline_s=float(data["deadline_s"]),
+                interrupted=bool(data.get("interrupted", False)),
             )
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
+        if 0 <= found.monotonic_ns < 1 << 63 and 0 <= found.deadline_s <= _MOST_S:
+            return found
     return None
 
 

@@ -47,8 +47,10 @@ def _ends(directory: Path) -> dict[int, tuple[int, int]]:
     for line in lines:
         try:
             data = json.loads(line)
-            found[int(data["pid"])] = (int(data["status"]), int(data["time_ns"]))
-        except (ValueError, TypeError, KeyError):
+            status, time_ns = int(data["status"]), int(data["time_ns"])
+            if -64 <= status <= 255 and 0 <= time_ns < 1 << 63:
+                found[int(data["pid"])] = (status, time_ns)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
     return found
 

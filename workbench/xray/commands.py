@@ -6,9 +6,12 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from workbench.xray.run import Outcome
 
 
 def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
@@ -34,7 +37,7 @@ def _writable(_context: click.Context, _option: click.Parameter, file: str | Non
     callback=_seconds,
     default=120.0,
     show_default=True,
-    help="Seconds without any event, with a rank waiting, after which the job is judged.",
+    help="Seconds without any event, with a rank waiting, after which the job is judged and ended.",
 )
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to.  [default: workbench-trace]"
@@ -50,8 +53,11 @@ def _writable(_context: click.Context, _option: click.Parameter, file: str | Non
 def trace(deadline: float, out: Path | None, json_file: str | None, command: tuple[str, ...]) -> None:
     """Run any torch.distributed program recorded, and say what went wrong while it hangs or when it ends.
 
-    The program is not changed: neither the order of its calls nor their results. A job that hangs is ended after the
-    deadline if the fault is known; one that computes or sleeps never is. Exit 3 with findings, else the command's own.
+    The program is not changed: neither the order of its calls nor their results. A job in which nobody waits is never
+    ended. Where ranks wait past --deadline, without any event, for a rank that never comes, the job is judged and
+    ended, even if that rank sleeps or computes: the finding is then only "likely", and says where the rank is.
+    Ctrl-C goes to the command, and where the ranks stand is told; a second one ends the job at once.
+    Exit 3 with findings, 130 after Ctrl-C, else the command's own.
 
     \b
       workbench trace -- torchrun --nproc-per-node 4 train.py
@@ -64,14 +70,18 @@ def trace(deadline: float, out: Path | None, json_file: str | None, command: tup
     with claim_directory(out, command="trace") as directory:
         outcome = trace_command(command, directory, deadline_s=deadline, say=_say, output_to_stderr=json_file == "-")
         document = outcome.verdict.to_json(command_status=outcome.status)
-        _write(document, json_file)
-        report = write_report(
-            directory / "report.html", outcome.verdict, command=shlex.join(command), command_status=outcome.status
-        )
-        _say(f"verdict: {document['verdict']}; report: {report}")
-    if outcome.interrupted:
+        status = 3 if outcome.verdict.findings else outcome.status
+        report = directory / "report.html"
+        try:
+            _write(document, json_file)
+            write_report(report, outcome.verdict, command=shlex.join(command), command_status=outcome.status)
+            _say(_closing(outcome, f"report: {report}"))
+        except OSError as e:  # a full disk; the verdict is known
+            _say(_closing(outcome, f"it cannot be written: {e}"))
+            status = status or 1
+    if outcome.verdict.interrupted:
         raise click.exceptions.Exit(130)
-    raise click.exceptions.Exit(3 if outcome.verdict.findings else outcome.status)
+    raise click.exceptions.Exit(status)
 
 
 @click.command()
@@ -100,6 +110,17 @@ def diagnose(pid: int | None, as_json: bool, directories: tuple[Path, ...]) -> N
     click.echo(json.dumps(document) if as_json else text)
     if findings:
         raise click.exceptions.Exit(3)
+
+
+def _closing(outcome: Outcome, written: str) -> str:
+    """The last lines: what the output of a command that was ended has pushed away is told again."""
+    verdict = outcome.verdict
+    lines = [f"{verdict.ending}; the first cause again:"] if verdict.ending else []
+    if verdict.findings and (verdict.ending or verdict.interrupted):
+        lines.append(f"first cause: {verdict.findings[0]}")
+        lines += verdict.late_ranks(verdict.findings[0])
+    status = "" if verdict.findings or not outcome.status else f"; the command's exit status is {outcome.status}"
+    return "\n".join([*lines, f"{verdict.conclusion}{status}; {written}"])
 
 
 def _write(document: dict[str, Any], file: str | None) -> None:

@@ -17,23 +17,28 @@ from workbench.errors import ArgumentError
 from workbench.launch import MARK, run_tag
 from workbench.observe import recorded_environment
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None)
 _GRACE_S = 2.0
 
 
 class Job:
     """A recorded command. Leaving the block ends whatever of it still runs; nothing else is ever touched.
 
+    Should this process be killed, the command is told to end (SIGTERM), as a launcher tells its ranks.
+
     stdout: where the command's output goes; None is ours.
     """
 
     def __init__(self, command: Sequence[str], directory: str, *, stdout: int | None = None) -> None:
         """Start it. Raises ArgumentError for a command that is not there or cannot be run."""
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the job come to us, not to init
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the job come to us, not to init
         self._before = {p.pid for p in psutil.Process().children(recursive=True)}
         environment = recorded_environment(os.environ, directory) | {MARK: run_tag()}
         try:
-            self._process = subprocess.Popen(list(command), env=environment, stdout=stdout, start_new_session=True)
+            self._process = subprocess.Popen(
+                list(command), env=environment, stdout=stdout, start_new_session=True, preexec_fn=_end_with_parent
+            )
         except OSError as e:
             raise ArgumentError(f"{command[0]!r} cannot be run: {e.strerror}; give the command after --") from e
 
@@ -94,3 +99,7 @@ class Job:
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

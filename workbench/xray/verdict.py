@@ -13,9 +13,10 @@ from typing import Any
 
 import psutil
 
-from workbench.diagnose import Finding, diagnose
+from workbench.diagnose import Certainty, Finding, diagnose
 from workbench.observe import Frame, boot_id, find_jobs, read_ended, read_observed
 from workbench.trace import Trace, TraceError
+from workbench.xray.frames import program_frame
 from workbench.xray.standing import Standing, find_standings, waiting_ranks
 
 SCHEMA = 1
@@ -24,7 +25,11 @@ _LINE = re.compile(r"\((?P<file>[^()\s][^()]*):(?P<line>\d+)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found. `trace` is None if no process recorded anything. `waiting`: ranks inside a recorded call."""
+    """What was found. `trace` is None if no process recorded anything. `waiting`: ranks inside a recorded call.
+
+    ended_at_deadline_s: seconds without an event after which the job was ended; None if it was not.
+    interrupted: Ctrl-C came first, and the findings are those of that moment.
+    """
 
     trace: Trace | None
     findings: tuple[Finding, ...] = ()
@@ -32,6 +37,8 @@ class Verdict:
     waiting: frozenset[int] = frozenset()
     now_ns: int = 0
     stacks: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
+    ended_at_deadline_s: float | None = None
+    interrupted: bool = False
 
     @property
     def world_size(self) -> int:
@@ -41,32 +48,65 @@ class Verdict:
         asked = [len(e.group.world_ranks) for e in self.trace.events if e.op == "init_process_group" and e.group]
         return max([*asked, *(r + 1 for r in self.trace.world_ranks)], default=0)
 
+    @property
+    def conclusion(self) -> str:
+        """The verdict in a line."""
+        if self.findings:
+            return "interrupted; verdict: defect" if self.interrupted else "verdict: defect"
+        if self.interrupted:
+            return "interrupted, so no verdict"
+        if self.trace is None or not self.trace.events:
+            return (
+                "nothing recorded: no process used torch.distributed (or its environment was taken from it: env -i, "
+                "python -I, python -S)"
+            )
+        return "verdict: ok"
+
+    @property
+    def ending(self) -> str:
+        """How a watcher ended the job; "" if it did not."""
+        if self.ended_at_deadline_s is None:
+            return ""
+        return f"no rank made an event for {self.ended_at_deadline_s:g} s while some waited, so the job was ended then"
+
     def to_json(self, *, command_status: int | None) -> dict[str, Any]:
         """The document of `workbench trace --json` and `workbench diagnose --json`."""
         return {
             "schema": SCHEMA,
-            "verdict": "defect" if self.findings else "ok",
+            "verdict": "defect" if self.findings else "unknown" if self.interrupted else "ok",
             "world_size": self.world_size,
             "command_status": command_status,
+            "ended_at_deadline_s": self.ended_at_deadline_s,
+            "interrupted": self.interrupted,
             "findings": [f.to_json() for f in self.findings],
         }
 
     def __str__(self) -> str:
         if self.trace is None:
-            return (
-                "nothing was recorded, so nothing is judged: no Python process imported torch.distributed, or its "
-                "environment was taken from it (env -i, python -I, python -S)"
-            )
+            return self.conclusion
         lines = []
         for number, finding in enumerate(self.findings, start=1):
             lines.append(f"{'first cause' if number == 1 else 'then'}: {finding}")
             lines += [f"    {line}" for line in finding.evidence]
             lines += [f"    > {text}" for text in source_lines((finding.message, *finding.evidence))]
+            lines += [f"    {text}" for text in self.late_ranks(finding)]
         if not lines:
             lines.append(f"no defect found in {len(self.trace.events)} events of {len(self.trace.ranks)} ranks")
-        else:
+        if self.findings or self.interrupted:
             lines += [str(s) for s in self.standings]
-        return "\n".join(lines)
+        return "\n".join(_plain(line) for line in lines)
+
+    def late_ranks(self, finding: Finding) -> list[str]:
+        """Of a job ended at its deadline: where the ranks at fault are that run outside any call, and may be slow."""
+        if self.ended_at_deadline_s is None or finding.certainty is not Certainty.LIKELY:
+            return []
+        running = [s.world_rank for s in self.standings if s.world_rank in finding.ranks and s.state == "running"]
+        lines = []
+        for rank in running:
+            frame = program_frame(self.stacks.get(rank, ()))
+            place = "outside any recorded call" if frame is None else f"at {os.path.basename(frame.file)}:{frame.line}"
+            lines.append(f"world rank {rank} is {place}; if it is only slow, use a larger --deadline")
+        return lines
 
     def stacks_text(self) -> str:
         """The stack of every rank that gave one, from its program's start inwards."""
@@ -104,9 +144,18 @@ def _judge_job(
     ended = None if running else read_ended(directories)
     if ended is not None:
         then_ns = _on(trace, ended.boot_id, ended.monotonic_ns)
-        return judge_trace(trace, now_ns=then_ns, deadline_s=ended.deadline_s)
+        verdict = judge_trace(trace, now_ns=then_ns, deadline_s=ended.deadline_s)
+        if ended.interrupted:
+            return as_interrupted(verdict)
+        return replace(verdict, ended_at_deadline_s=ended.deadline_s)
     now_ns = _on(trace, boot_id(), time.monotonic_ns()) if running else None
     return judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace))
+
+
+def as_interrupted(verdict: Verdict) -> Verdict:
+    """The same of a job that nobody let hang for as long as its deadline: its findings are likely at most."""
+    findings = tuple(replace(f, certainty=Certainty.LIKELY) for f in verdict.findings)
+    return replace(verdict, findings=findings, interrupted=True)
 
 
 def judge_trace(
@@ -154,7 +203,14 @@ def source_lines(texts: Sequence[str], *, most: int = 4) -> list[str]:
     return list(found)[:most]
 
 
+def _plain(line: str) -> str:
+    """`line` with what would move a terminal's cursor, or change its colours, written out."""
+    return "".join(c if c.isprintable() or c in "\t\n\u200d\ufe0f" else f"\\x{ord(c):02x}" for c in line)
+
+
 def _lives(pid: int) -> bool:
+    if not 0 < pid < 1 << 31:  # no pid of this kernel; a file may hold any number
+        return False
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,0 +1,152 @@
+"""The verdict from files: of several jobs, of files that are half made or hostile; and what is refused before a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.observe.traced import environment
+from tests.xray.test_live import processes_naming
+from workbench.observe import find_jobs
+from workbench.observe.jobs import claim_job
+from workbench.ranks import GroupKey
+from workbench.trace import Recorder, TraceError
+from workbench.xray import judge
+
+WORLD = GroupKey("world", (0, 1))
+
+
+def record_job(directory: Path, run: str, *, error_on: int | None = None) -> None:
+    """Two ranks that make one call each; one of them may raise before it."""
+    for rank in (0, 1):
+        with Recorder.open(claim_job(str(directory), {"TORCHELASTIC_RUN_ID": run}), rank) as recorder:
+            lane = recorder.group(WORLD)
+            lane.end(lane.begin("all_reduce", shape=(2,), dtype="float32"))
+            if rank == error_on:
+                recorder.instant("exception", error="ValueError: bad sample")
+            recorder.instant("exit", note=f"status={int(rank == error_on)}")
+
+
+def test_every_job_of_one_command_is_judged(tmp_path: Path) -> None:
+    record_job(tmp_path, "first", error_on=1)
+    record_job(tmp_path, "second")
+    record_job(tmp_path, "third", error_on=0)
+    verdict = judge(tmp_path)
+    assert [(f.kind, f.ranks) for f in verdict.findings] == [("peer-exception", (1,)), ("peer-exception", (0,))]
+    assert [[p.name for p in job] for job in find_jobs([tmp_path])] == [[tmp_path.name], ["job-2"], ["job-3"]]
+
+
+def test_a_restart_belongs_to_the_job_and_only_the_last_attempt_counts(tmp_path: Path) -> None:
+    record_job(tmp_path, "one", error_on=1)
+    record_job(tmp_path, "one")
+    assert len(find_jobs([tmp_path])) == 1
+    assert judge(tmp_path).findings == ()
+
+
+def test_a_file_that_is_still_being_made_is_no_error_while_the_job_runs(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.wbtrace").write_bytes(bytes(8 << 20))
+    assert judge(tmp_path, running=True, deadline_s=1.0).trace is None
+    with pytest.raises(TraceError, match=r"rank-00000\.wbtrace.*its rank died while making it"):
+        judge(tmp_path)
+
+
+@pytest.mark.parametrize("nonsense", ['{"pid": 1e999, "status": 1e999}', "[" * 50_000, "{}", '{"boot_id": 1', "\udcff"])
+def test_nonsense_beside_the_traces_is_passed_over(tmp_path: Path, nonsense: str) -> None:
+    record_job(tmp_path, "one", error_on=1)
+    for name in ("exits.jsonl", "ended.json"):
+        (tmp_path / name).write_text(nonsense, errors="surrogateescape")
+    assert [f.ranks for f in judge(tmp_path).findings] == [(1,)]
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e308", "-1", "1e999"])
+def test_a_deadline_that_none_can_have_is_no_note_of_an_end(tmp_path: Path, number: str) -> None:
+    record_job(tmp_path, "one", error_on=1)
+    text = json.dumps({"boot_id": "b", "monotonic_ns": 1, "deadline_s": 0}).replace(
+        '"deadline_s": 0', f'"deadline_s": {number}'
+    )
+    (tmp_path / "ended.json").write_text(text)
+    assert [f.ranks for f in judge(tmp_path).findings] == [(1,)]
+
+
+def test_what_an_exception_says_does_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
+    with Recorder.open(tmp_path, 0) as recorder:
+        recorder.instant("exception", error="ValueError: \x1b[2J\x1b]0;title\x07 na\u00efve")
+        recorder.instant("exit", note="status=1")
+    text = str(judge(tmp_path))
+    assert "\\x1b[2J\\x1b]0;title\\x07 na\u00efve" in text
+    assert "\x1b" not in text
+
+
+def trace(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workbench", "trace", *arguments],
+        env=environment(),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--deadline", "nan"), "nan is no number of seconds"),
+        (("--json", "missing/verdict.json"), "missing/verdict.json cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_command_runs(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = trace(tmp_path, *arguments, "--", "touch", "ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_that_recorded_nothing_is_said_to_be_unjudged(tmp_path: Path) -> None:
+    done = trace(tmp_path, "--json", "verdict.json", "--", "echo", "hello")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "nothing was recorded, so nothing is judged" in done.stderr
+
+
+def test_a_verdict_that_finds_no_room_is_still_said(tmp_path: Path) -> None:
+    done = trace(tmp_path, "--json", "/dev/full", "--", "true")
+    assert done.returncode == 1
+    assert "verdict: ok; it cannot be written: [Errno 28]" in done.stderr
+
+
+def test_a_command_ends_with_the_workbench_that_was_killed(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    job = subprocess.Popen(
+        [sys.executable, "-m", "workbench", "trace", "--", sys.executable, str(child)],
+        env=environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdout is not None
+        with job.stdout:
+            assert job.stdout.readline() == "up\n"
+        os.kill(job.pid, signal.SIGKILL)
+        job.wait(30)
+        deadline = time.monotonic() + 30
+        while processes_naming(str(child)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert processes_naming(str(child)) == []
+    finally:
+        for pid in (*processes_naming(str(child)), job.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
