@@ -31,15 +31,24 @@ def pair_calls(events: Iterable[Event]) -> tuple[RankCall, ...]:
     """
     calls: list[list[Event | None]] = []
     open_calls: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[GroupInfo | None, int] = {}
+    numbers: dict[int, int] = {}  # of groups by id: `calls` keeps them, and hashing one takes as long as all the rest
     for event in events:
-        name = (event.world_rank, event.group, event.op, event.peer_world_rank, event.sequence)
+        if event.phase is Phase.INSTANT:
+            continue
+        number = numbers.get(id(event.group))
+        if number is None:
+            number = numbers[id(event.group)] = groups.setdefault(event.group, len(groups))
+        name = (event.world_rank, number, event.op, event.peer_world_rank, event.sequence)
         if event.phase is Phase.BEGIN:
             open_calls.setdefault(name, []).append(len(calls))
             calls.append([event, None])
-        elif event.phase is Phase.END:
-            waiting = open_calls.get(name)
+        else:
+            waiting = open_calls.pop(name, None)
             if waiting:
                 calls[waiting.pop()][1] = event
+                if waiting:
+                    open_calls[name] = waiting
             else:
                 calls.append([None, event])
     return tuple(RankCall(begin, end) for begin, end in calls)

@@ -122,12 +122,33 @@ class Event:
     error: str = ""
 
     def moved(self, offset_ns: int) -> Event:
-        """The same event, offset_ns later. dataclasses.replace takes five times as long, and traces hold a million."""
-        event = object.__new__(Event)
-        for copy_slot, read_slot in _SLOTS:
-            copy_slot(event, read_slot(self))
-        object.__setattr__(event, "time_ns", self.time_ns + offset_ns)
-        return event
+        """The same event, offset_ns later."""
+        return self.repeated(self.time_ns + offset_ns, self.ordinal, self.sequence, self.note, self.error)
+
+    def repeated(self, time_ns: int, ordinal: int, sequence: int, note: str, error: str) -> Event:
+        """This event at another time. A trace holds a million: this takes a tenth of what dataclasses.replace takes."""
+        event: Any = _Draft()
+        event.time_ns = time_ns
+        event.world_rank = self.world_rank
+        event.phase = self.phase
+        event.op = self.op
+        event.ordinal = ordinal
+        event.sequence = sequence
+        event.group = self.group
+        event.root_group_rank = self.root_group_rank
+        event.root_world_rank = self.root_world_rank
+        event.peer_world_rank = self.peer_world_rank
+        event.reduce_op = self.reduce_op
+        event.shape = self.shape
+        event.dtype = self.dtype
+        event.stride_class = self.stride_class
+        event.path = self.path
+        event.capture = self.capture
+        event.site = self.site
+        event.note = note
+        event.error = error
+        event.__class__ = Event
+        return event  # type: ignore[no-any-return]  # an Event from here on
 
     def to_json(self) -> dict[str, Json]:
         """Fields that say something, in a fixed order."""
@@ -198,7 +219,10 @@ class Event:
         return f"rank {self.world_rank} {self.phase.value} {self.op}{where}{shape}{tail}{text}{site}"
 
 
-_SLOTS = tuple((vars(Event)[name].__set__, vars(Event)[name].__get__) for name in Event.__slots__)
+class _Draft:
+    """An Event while it is filled in: a frozen one takes each field by a call."""
+
+    __slots__ = Event.__slots__
 
 
 def stride_class(shape: Sequence[int], strides: Sequence[int]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +44,27 @@ def read_directory(
     may add to a rank what is known of it from elsewhere, before the clocks are set.
     Raises: TraceError when there is no readable file, or none of that attempt.
     """
+    with _collection_paused():
+        return _read_directory(directories, attempt, complete)
+
+
+def read_progress(path: str | os.PathLike[str]) -> int:
+    """How many events a rank has recorded so far: a cheap look at whether anything moves. Raises as read_rank."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        layout, _ = _read_header(fd)
+        return sum(_words(fd, layout)[at.WORD_SLOTS :])
+    except TraceError as e:
+        raise TraceError(f"{os.fspath(path)}: {e}") from None
+    finally:
+        os.close(fd)
+
+
+def _read_directory(
+    directories: tuple[str | os.PathLike[str], ...],
+    attempt: int | None,
+    complete: Callable[[RankTrace], RankTrace] | None,
+) -> Trace:
     ranks: dict[tuple[int, int], RankTrace] = {}
     unreadable: list[tuple[str, str]] = []
     for path in sorted(p for d in directories for p in Path(d).glob("*.wbtrace")):
@@ -66,16 +89,16 @@ def read_directory(
     return align(chosen, attempts=attempts, unreadable=tuple(unreadable))
 
 
-def read_progress(path: str | os.PathLike[str]) -> int:
-    """How many events a rank has recorded so far: a cheap look at whether anything moves. Raises as read_rank."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Events hold no cycles, and a million of them would be looked through again and again as they are made."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        layout, _ = _read_header(fd)
-        return sum(_words(fd, layout)[at.WORD_SLOTS :])
-    except TraceError as e:
-        raise TraceError(f"{os.fspath(path)}: {e}") from None
+        yield
     finally:
-        os.close(fd)
+        if enabled:
+            gc.enable()
 
 
 def _read(fd: int) -> RankTrace:
@@ -88,10 +111,10 @@ def _read(fd: int) -> RankTrace:
     records, damaged = _records(ring, again, layout.places)
     texts = _texts(records)
     events = []
-    for number, record in sorted(records.items()):
-        if record[2] != at.PHASE_TEXT:
+    for number, time_ns, sequence, head in records:
+        if head[0] != at.PHASE_TEXT:
             try:
-                events.append(table.event(meta["world_rank"], number, record, texts.get(number, "")))
+                events.append(table.event(meta["world_rank"], number, time_ns, sequence, head, texts.get(number, "")))
             except TraceError:
                 damaged += 1
     return RankTrace(
@@ -151,32 +174,36 @@ def _header(meta: Mapping[str, Json], closed_ns: int | None) -> Header:
 
 
 T = TypeVar("T")
-_Record = tuple[int, int, int, int, int, bytes]  # time_ns, sequence, phase, flags, length, what
+_Record = tuple[int, int, int, bytes]  # number, time_ns, sequence, head
 
 
-def _records(ring: bytes, again: bytes, places: int) -> tuple[dict[int, _Record], int]:
-    """Whole records by number, and how many are damaged. A record that changed between two reads is left for later."""
-    records: dict[int, _Record] = {}
+def _records(ring: bytes, again: bytes, places: int) -> tuple[list[_Record], int]:
+    """Whole records in order, and how many are damaged. A record that changed between two reads is left for later."""
+    records: list[_Record] = []
     damaged = 0
     same = ring == again
-    for place, (first, *middle, last) in enumerate(at.RECORD.iter_unpack(ring)):
-        if not same and ring[place * 80 : place * 80 + 80] != again[place * 80 : place * 80 + 80]:
+    size = at.EVENT.size
+    used = -(-len(ring.rstrip(b"\0")) // size)  # of a young ring, the rest was never written
+    for place, (first, time_ns, sequence, head, last) in enumerate(at.EVENT.iter_unpack(ring[: used * size])):
+        if not same and ring[place * size : place * size + size] != again[place * size : place * size + size]:
             continue
         if first == last == 0:
             continue
         if first != last or (first - 1) % places != place:
             damaged += 1
             continue
-        records[first - 1] = tuple(middle)
+        records.append((first - 1, time_ns, sequence, head))
+    records.sort()
     return records, damaged
 
 
-def _texts(records: Mapping[int, _Record]) -> dict[int, str]:
+def _texts(records: Iterable[_Record]) -> dict[int, str]:
     """Notes and errors by the number of their event. A text whose end is not there closes with three dots."""
     parts: dict[int, dict[int, bytes]] = {}
     whole: set[int] = set()
-    for event, part, phase, flags, length, piece in records.values():
-        if phase == at.PHASE_TEXT:
+    for _, event, part, head in records:
+        if head[0] == at.PHASE_TEXT:
+            _, flags, length, piece = at.HEAD.unpack(head)
             parts.setdefault(event, {})[part] = piece[: min(length, at.TEXT_BYTES)]
             if flags & at.FLAG_LAST_PART:
                 whole.add(event)
@@ -194,7 +221,11 @@ def _drops(
 ) -> Drops:
     """Events counted by the writer, less those that are here."""
     last = layout.num_slots - 1
-    present = Counter(0 if e.group is None else table.slots.get(e.group, last) for e in events)
+    groups = {id(e.group): e.group for e in events}  # few objects, which are slow to hash
+    present: Counter[int] = Counter()
+    for which, num in Counter(id(e.group) for e in events).items():
+        group = groups[which]
+        present[0 if group is None else table.slots.get(group, last)] += num
 
     def gone(slot: int) -> int:
         return max(counts[at.WORD_SLOTS + slot] - present[slot], 0)
@@ -213,30 +244,34 @@ class _Table:
         self.slots: dict[GroupInfo, int] = {}
         self.declared: list[str] = []
         self._values: list[Any] = []
-        self._known: dict[bytes, dict[str, Any]] = {}
+        self._known: dict[bytes, Event] = {}
         for line in data.split(b"\n")[:-1]:
             self._values.append(self._value(line))
 
-    def event(self, world_rank: int, number: int, record: _Record, text: str) -> Event:
+    def event(self, world_rank: int, number: int, time_ns: int, sequence: int, head: bytes, text: str) -> Event:
         """Raises TraceError for a record whose ids or phase are not those of a recorder."""
-        time_ns, sequence, phase, flags, remark_id, what = record
+        first = self._known.get(head)
+        if first is None:
+            first = self._known[head] = self._first(world_rank, head)
+        if not text:
+            return first.repeated(time_ns, number, sequence, first.note, "")
+        if head[1] & at.FLAG_ERROR:
+            return first.repeated(time_ns, number, sequence, first.note, text)
+        note = f"{first.note}; {text}" if first.note else text
+        return first.repeated(time_ns, number, sequence, note, "")
+
+    def _first(self, world_rank: int, head: bytes) -> Event:
+        """What all events with this head have in common; its note is their remark."""
+        phase, flags, remark_id, what = at.HEAD.unpack(head)
         if phase not in _PHASES:
-            raise TraceError(f"record {number} has phase {phase}")
-        fields = self._known.get(what)
-        if fields is None:
-            fields = self._known[what] = self._fields(what)
-        is_error = flags & at.FLAG_ERROR
-        remark = self._get(remark_id, str) or ""
+            raise TraceError(f"a record has phase {phase}")
         return Event(
-            time_ns=time_ns,
+            time_ns=0,
             world_rank=world_rank,
             phase=_PHASES[phase],
-            ordinal=number,
-            sequence=sequence,
             capture=bool(flags & at.FLAG_CAPTURE),
-            note=remark if is_error or not text else f"{remark}; {text}" if remark else text,
-            error=text if is_error else "",
-            **fields,
+            note=self._get(remark_id, str) or "",
+            **self._fields(what),
         )
 
     def _fields(self, what: bytes) -> dict[str, Any]:
