@@ -5,9 +5,9 @@
     python -m benchmarks.trace --judge [--ranks 64] [--calls N] reading and judging the files of many ranks
 
 Of one recorder: median and 99th percentile of begin + end together, in microseconds, with the cost of the timing loop
-itself taken off. Of a program: blocks of recorded and unrecorded calls take turns in one process; the ratio is that of
-the quickest tenth of blocks of world rank 0, since whatever else runs on the machine only adds. Files in memory
-(/dev/shm) unless --dir names another place.
+itself taken off. Of a program: blocks of recorded calls and of torch's own functions take turns in one process; of the
+blocks of world rank 0 the quickest tenth is shown, since whatever else runs on the machine only adds, and the median.
+Files in memory (/dev/shm) unless --dir names another place.
 """
 
 from __future__ import annotations
@@ -74,30 +74,38 @@ def program(ranks: int, calls: int, directory: str) -> None:
 
 
 def rank_body(calls: int) -> None:
-    """One rank: blocks of 50 calls, recorded and passed through in turn."""
+    """One rank: blocks of 50 calls, recorded and as torch wrote them, in turn."""
     import torch
     import torch.distributed as dist
 
     from workbench.observe.process import OPAQUE, this_process
 
+    functions = {True: dist.all_reduce, False: vars(dist.all_reduce)["__wrapped__"]}
     dist.init_process_group("gloo")
     x = torch.ones(8)
-    times: dict[str, list[float]] = {"": [], OPAQUE: []}
+    elapsed: dict[bool, list[float]] = {True: [], False: []}
+    worked: dict[bool, list[float]] = {True: [], False: []}
     for block in range(max(calls // 50, 20)):
-        for inside in ("", OPAQUE) if block % 2 else (OPAQUE, ""):
+        for recorded in (True, False) if block % 2 else (False, True):
             dist.barrier()
-            this_process.here.inside = inside
-            start = time.perf_counter()
+            all_reduce = functions[recorded]
+            this_process.here.inside = "" if recorded else OPAQUE
+            start, start_cpu = time.perf_counter(), time.thread_time()
             for _ in range(50):
-                dist.all_reduce(x)
-            times[inside].append((time.perf_counter() - start) / 50 * 1e6)
+                all_reduce(x)
+            worked[recorded].append((time.thread_time() - start_cpu) / 50 * 1e6)
+            elapsed[recorded].append((time.perf_counter() - start) / 50 * 1e6)
             this_process.here.inside = ""
     if dist.get_rank() == 0:
-        recorded, plain = (statistics.quantiles(times[i], n=10)[0] for i in ("", OPAQUE))
-        print(
-            f"all_reduce of 8 floats, {dist.get_world_size()} gloo ranks: {plain:.1f} us, recorded {recorded:.1f} us: "
-            f"{recorded - plain:+.1f} us, ratio {recorded / plain:.3f} ({len(times[''])} blocks of 50 calls each way)"
-        )
+        print(f"all_reduce of 8 floats, {dist.get_world_size()} gloo ranks, {len(elapsed[True])} blocks of 50 calls:")
+        for what, times in (("a call takes", elapsed), ("its thread computes", worked)):
+            for share, at in (("quickest tenth", 0), ("median", 4)):
+                plain, recorded_us = (statistics.quantiles(times[i], n=10)[at] for i in (False, True))
+                print(
+                    f"{what:<20}{share:<15}{plain:6.1f} us, recorded {recorded_us:6.1f} us: "
+                    f"{recorded_us - plain:+.1f} us, ratio {recorded_us / plain:.3f}"
+                )
+        print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     dist.destroy_process_group()
 
 
