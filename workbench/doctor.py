@@ -16,6 +16,7 @@ from typing import Any
 
 from workbench.backends import build, segments
 from workbench.defects import FLASHINFER, NCCL, known_defects
+from workbench.errors import ArgumentError
 from workbench.launch import ClusterRecord, find_records, find_survivors, stop_survivors
 
 SMALL_SHM_BYTES = 256 << 20
@@ -67,11 +68,15 @@ def show_findings(rows: tuple[Row, ...]) -> str:
 def clean_up(cluster: str | None = None) -> dict[str, Any]:
     """End survivors and remove abandoned segments of this user; give back what was removed, and what clusters run.
 
-    cluster: the name of a running cluster to end too. Raises: ResourceError if there is none of this name.
+    cluster: the name of a running cluster to end too. Raises: ArgumentError if there is none of this name.
     """
     if cluster is not None:
         from workbench.launch import Cluster
 
+        running = [r.name for r in find_records()]
+        if cluster not in running:
+            there = f"running: {', '.join(running)}" if running else "no cluster is running"
+            raise ArgumentError(f"no running cluster is called {cluster!r}; {there}")
         Cluster.attach(cluster).close()
     stopped = stop_survivors(find_survivors())
     return {
@@ -142,7 +147,11 @@ def _compiler() -> Row:
 
 
 def _shared_memory() -> Row:
-    usage = shutil.disk_usage(segments.SEGMENT_DIRECTORY)
+    try:
+        usage = shutil.disk_usage(segments.SEGMENT_DIRECTORY)
+    except OSError as e:
+        found = f"{segments.SEGMENT_DIRECTORY}: {e.strerror}; groups take the gloo path"
+        return Row("shared memory", found, "mount a tmpfs there", needs_hand=True)
     found = f"{usage.free >> 20} MiB free of {usage.total >> 20} in {segments.SEGMENT_DIRECTORY}"
     small = usage.free < SMALL_SHM_BYTES
     return Row("shared memory", found, "give the container more, such as --shm-size=1g" if small else "", small)

@@ -116,7 +116,7 @@ def map_segment(name: str, size_bytes: int) -> Segment:
 def list_segments() -> tuple[SegmentFile, ...]:
     """Our user's segments that still have a name, sorted. Local; changes nothing."""
     found = []
-    for name in sorted(os.listdir(SEGMENT_DIRECTORY)):
+    for name in sorted(os.listdir(SEGMENT_DIRECTORY)) if os.path.isdir(SEGMENT_DIRECTORY) else ():
         match = _NAME.fullmatch(name)
         info = _own_file(name) if match else None
         if match is None or info is None:
