@@ -77,7 +77,12 @@ FAULTY = {
     ("f7_2_an_idle_rank_dies", 2): ("peer-exception", (1,), "cannot reshape tensor of 0 elements"),
     ("f7_2_an_idle_rank_stays_away", 2): ("rendezvous-partial", (1,), "world rank 1 never did"),
 }
-HARMLESS = [("v22_nothing_meets_nothing", 2), ("v32_gather_of_nothing", 4), ("f7_6_odd_groups_and_sizes", 6)]
+HARMLESS = [
+    ("v22_nothing_meets_nothing", 2),
+    ("v32_gather_of_nothing", 4),
+    ("f7_6_odd_groups_and_sizes", 6),
+    ("w07_many_ways_to_communicate", 4),
+]
 
 QUIET_S = {"v31_a_host_that_is_unknown": 20.0}  # a resolver may take its time to say no
 
