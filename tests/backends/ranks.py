@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tests import forked
 from workbench.backends.base import Request
+from workbench.backends.busy import Busy
 from workbench.ops import ALL, Rounding
 from workbench.ranks import GroupKey
 
@@ -61,6 +62,7 @@ class GlooChannel:
         self.key = key
         self.world_rank = dist.get_rank()
         self.torch_group = torch_group
+        self.busy = Busy(str(key))
         self.timeout_s = timeout_s
 
     def gather(self, value: Any, *, what: str) -> list[Any]:  # noqa: ARG002 - the signature of every channel

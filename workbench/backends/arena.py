@@ -30,7 +30,7 @@ class Arena:
         """An uninitialised tensor over a free block. Raises CapacityError with the bytes asked, free and in all."""
         count = prod(shape)
         if count == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         size = count * dtype.itemsize
         start = self._take(size)
         block = (ctypes.c_char * size).from_buffer(self._memory, self._offset + start)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from workbench.backends.busy import Busy
 from workbench.fabric import Verdict
 from workbench.ops import FusedOutput, Op, Rounding
 from workbench.ranks import GroupKey
@@ -33,13 +34,14 @@ class Channel(Protocol):
 
     One per group and rank. `gather` is collective over the group: every member calls it the same number of times.
     `torch_group` is the gloo group of the same members. torch numbers them in its own order (see GroupKey), so a
-    backend never takes a place in it for a group rank.
+    backend never takes a place in it for a group rank. Whoever uses it holds `busy`, as `gather` itself does.
     """
 
     key: GroupKey
     world_rank: int
     timeout_s: float
     torch_group: dist.ProcessGroup
+    busy: Busy
 
     def gather(self, value: Json, *, what: str) -> list[Json]:
         """Every member's value, in group_rank order. Errors name `what`, which is equal on every member.

@@ -58,11 +58,11 @@ def _cases(
 ) -> list[tuple[str, Sequence[torch.Tensor], torch.Tensor, torch.Tensor]]:
     """(name, every member's x, residual, weight), on the CPU and alike on every member."""
     shape = (tokens, request.hidden)
-    whole = [torch.full(shape, float(r + 1)).to(request.dtype) for r in range(size)]
+    whole = [_full(shape, r + 1.0, request.dtype) for r in range(size)]
     normal = [_normal(shape, seed, request.dtype) for seed in range(size + 1)]
     weight = _normal(shape[1:], size + 1, request.dtype)
     return [
-        ("whole numbers", whole, torch.full(shape, 3.0).to(request.dtype), torch.ones(shape[1:]).to(request.dtype)),
+        ("whole numbers", whole, _full(shape, 3.0, request.dtype), _full(shape[1:], 1.0, request.dtype)),
         ("normal numbers", normal[:size], normal[size], weight),
     ]
 
@@ -87,8 +87,13 @@ def _wait_for(result: torch.Tensor, channel: Channel, what: str) -> None:
         time.sleep(50e-6)
 
 
+def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, value, dtype=dtype, device="cpu")
+
+
 def _normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
 
 
 def _compare(what: str, got: torch.Tensor, want: torch.Tensor, request: Request) -> None:

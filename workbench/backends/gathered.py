@@ -88,7 +88,7 @@ class GatheredWorkspace:
         """An uninitialised tensor. Local."""
         self._require_open()
         check_empty(self._limits, shape, dtype)
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def close(self) -> None:
         """Refuse further calls. Local; there is nothing to free. May be called twice."""
@@ -99,18 +99,18 @@ class GatheredWorkspace:
             raise ClosedError(self._story)
 
     def _fetch(self, op: Op, x: torch.Tensor, tokens: int, eps: float, weight_bias: float) -> list[torch.Tensor]:
-        if self._channel.key.size == 1:
+        size = self._channel.key.size
+        if size == 1:
             return [x]
-        self._num_calls += 1
-        try:
-            self._match(op, tokens, eps, weight_bias)
-            return (
-                _all_gather(self._channel, self._places, x, self._num_calls) if tokens else [x] * self._channel.key.size
-            )
-        except BaseException as e:
-            cause = str(e) if isinstance(e, WorkbenchError) else type(e).__name__
-            self.refuse(f"the workspace is broken by an earlier failure: {cause}; rebuild it")
-            raise
+        with self._channel.busy:
+            self._num_calls += 1
+            try:
+                self._match(op, tokens, eps, weight_bias)
+                return _all_gather(self._channel, self._places, x, self._num_calls) if tokens else [x] * size
+            except BaseException as e:
+                cause = str(e) if isinstance(e, WorkbenchError) else type(e).__name__
+                self.refuse(f"the workspace is broken by an earlier failure: {cause}; rebuild it")
+                raise
 
     def _match(self, op: Op, tokens: int, eps: float, weight_bias: float) -> None:
         dtype = str(self.request.dtype).removeprefix("torch.")

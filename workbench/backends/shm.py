@@ -95,6 +95,7 @@ def bind(channel: Channel, request: Request) -> ShmWorkspace:
         mine: list[OwnSegment] = []
         peers: list[Segment] = []
         watched: list[tuple[int, int]] = []
+        undo.callback(sweep_segments)  # a member that died in between leaves its segment to the others
         undo.callback(mine.clear)  # or the traceback of a failure would keep the memory mapped
         undo.callback(peers.clear)
         sweep_segments()
@@ -262,7 +263,9 @@ class ShmWorkspace:
         if self._story:
             raise ClosedError(self._story)
         check_empty(self._limits, shape, dtype)
-        return torch.empty(shape, dtype=dtype) if self._arena is None else self._arena.empty(tuple(shape), dtype)
+        if self._arena is None:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return self._arena.empty(tuple(shape), dtype)
 
     def close(self) -> None:
         """Leave the group and give the memory back; tensors from `empty` stay readable. Local; may be called twice."""
@@ -318,7 +321,7 @@ class ShmWorkspace:
         if failure.cause == Cause.DEADLINE:
             return DeadlineError(
                 f"{doing}: world rank {reporter} waited {self._timeout_s:g} s for {ranks}; every member must make the "
-                f"same calls in the same order; look where {ranks} is, or raise timeout_s",
+                f"same calls in the same order; look what {ranks} did instead, or raise timeout_s",
                 missing=blamed,
             )
         if failure.cause == Cause.PEER_DEAD:

@@ -12,15 +12,15 @@ def vote(channel: Channel, what: str, attempt: Callable[[], Json]) -> list[Json]
     """Every member's result of its own attempt, in group_rank order.
 
     Collective: every member of the group, in the same order as its other calls on the channel.
-    Raises: ResourceError naming the group and each world rank whose attempt raised a WorkbenchError or OSError; the
-        same text on every member. Errors of the channel itself pass through.
+    Raises: ResourceError naming the group and each world rank whose attempt raised a WorkbenchError, OSError or
+        MemoryError; the same text on every member. Errors of the channel itself pass through.
     """
     error: Exception | None = None
     try:
         mine: Json = {"value": attempt()}
-    except (WorkbenchError, OSError) as e:
+    except (WorkbenchError, OSError, MemoryError) as e:
         error = e
-        mine = {"error": str(e)}
+        mine = {"error": str(e) or type(e).__name__}
     answers = channel.gather(mine, what=what)
     reasons = [
         f"world rank {channel.key.world_ranks[group_rank]}: {answer['error']}"

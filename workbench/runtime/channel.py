@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workbench.backends.busy import Busy
 from workbench.errors import ArgumentError, ClosedError, DeadlineError, MismatchError, PeerDeadError, WorkbenchError
 from workbench.ranks import GroupKey
 from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
@@ -45,6 +46,7 @@ class GlooChannel:
         self.torch_group = groups.control
         self.data_group = groups.data
         self.device = groups.device
+        self.busy = Busy(f"{key} on world rank {world_rank}")
         self._store = store
         self._members = [members[r] for r in key.world_ranks]
         self._self = members[world_rank]
@@ -66,11 +68,12 @@ class GlooChannel:
             raise ArgumentError(
                 f"{self.key}: {what} of {type(value).__name__}: {e}; pass None, numbers, texts, lists"
             ) from e
-        frames = self._all_gather(_frame(data, FRAME_BYTES, self._round + 1, what), what)
-        self._compare([_HEAD.unpack_from(f) for f in frames])
-        lengths = [_HEAD.unpack_from(f)[0] for f in frames]
-        if max(lengths) > FRAME_BYTES - _HEAD.size:
-            frames = self._all_gather(_frame(data, _HEAD.size + max(lengths), self._round + 1, what), what)
+        with self.busy:
+            frames = self._all_gather(_frame(data, FRAME_BYTES, self._round + 1, what), what)
+            self._compare([_HEAD.unpack_from(f) for f in frames])
+            lengths = [_HEAD.unpack_from(f)[0] for f in frames]
+            if max(lengths) > FRAME_BYTES - _HEAD.size:
+                frames = self._all_gather(_frame(data, _HEAD.size + max(lengths), self._round + 1, what), what)
         return [json.loads(f[_HEAD.size : _HEAD.size + n]) for f, n in zip(frames, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, *, group_root: int) -> Any:
@@ -89,11 +92,14 @@ class GlooChannel:
                 data = pickle.dumps(value)
             except Exception as e:  # whatever the object's own code raises; told to all, so that nobody waits for it
                 problem = f"{type(value).__name__} cannot be pickled: {type(e).__name__}: {e}"
-        length, problem = self.gather([len(data), problem], what=what)[group_root]
-        if problem:
-            raise ArgumentError(f"{self.key}: {what}: {problem}")
-        body = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(length, dtype=torch.uint8)
-        self._run(lambda: dist.broadcast(body, src=root, group=self.torch_group, async_op=True), what)
+        with self.busy:
+            length, problem = self.gather([len(data), problem], what=what)[group_root]
+            if problem:
+                raise ArgumentError(f"{self.key}: {what}: {problem}")
+            body = torch.empty(length, dtype=torch.uint8, device="cpu")  # whatever the default device is
+            if data:
+                body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self._run(lambda: dist.broadcast(body, src=root, group=self.torch_group, async_op=True), what)
         return value if root == self.world_rank else pickle.loads(body.numpy().tobytes())
 
     def barrier(self, *, what: str = "barrier") -> None:
@@ -229,6 +235,7 @@ class AloneChannel:
     def __init__(self, key: GroupKey, *, device: str, timeout_s: float) -> None:
         self.key = key
         self.device = device
+        self.busy = Busy(str(key))
         self.world_rank = key.world_ranks[0]
         self.timeout_s = timeout_s
 

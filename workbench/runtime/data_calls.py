@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from workbench.backends.base import Workspace
+from workbench.documents import show_value
 from workbench.errors import ArgumentError, CaptureError, MismatchError, PartialError
 from workbench.ops import FusedOutput, Op, Partial, ReduceOver
 from workbench.ranks import GroupMap, product_group
@@ -17,6 +18,7 @@ from workbench.runtime.prepared import Prepared
 from workbench.runtime.requests import MAX_TOKENS, unprepared_error
 from workbench.runtime.subgroup import BoundGroup, limits_of
 
+LABEL_LENGTH = 256  # it goes into records, and over the wire in check mode and with captures
 _Result = TypeVar("_Result", torch.Tensor, FusedOutput)
 
 
@@ -65,6 +67,8 @@ class DataCalls:
     ) -> _Result:
         """Run one data call on the workspace that x belongs to; a Partial is settled by it."""
         part, kind = self._whose(x, group)
+        if type(label) is not str or len(label) > LABEL_LENGTH:
+            raise ArgumentError(f"label={show_value(label)}; allowed: a text of at most {LABEL_LENGTH} characters")
         bound, prepared = self._ready.get((kind, part.dtype, part.shape[-1] if part.dim() else 0)) or self._find(
             kind, part
         )
@@ -114,8 +118,11 @@ class DataCalls:
         if not isinstance(x, Partial):
             if not isinstance(x, torch.Tensor):
                 raise ArgumentError(f"x is a {type(x).__name__}; allowed: a tensor [tokens, hidden], or a Partial")
-            if group is None:
-                raise ArgumentError("a plain tensor needs group=KIND; only a Partial says itself over what it is owed")
+            if not isinstance(group, str):
+                raise ArgumentError(
+                    f"group={show_value(group)}: a plain tensor needs group=KIND, a text; only a Partial says itself "
+                    f"over what it is owed"
+                )
             return x, group
         kind = self._owed.get(x.owed)
         if kind is None:

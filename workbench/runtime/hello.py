@@ -29,12 +29,13 @@ def exchange_hello(
     settings: Settings,
     problem: str | None,
     timeout_s: float,
+    now_and_then: Callable[[], None] | None = None,
 ) -> dict[int, Member]:
     """The members of the world by world rank, after comparing what they came with.
 
     Collective: every rank, before the first group is made.
     Raises, alike on every rank: DeadlineError naming absent ranks, LayoutError if the map is for another world size,
-    PlanMismatchError if maps, devices or settings differ, ArgumentError if two ranks share one GPU.
+    PlanMismatchError if maps, devices, settings or deadlines differ, ArgumentError if two ranks share one GPU.
     """
     process = psutil.Process()
     hello = {
@@ -51,6 +52,7 @@ def exchange_hello(
         "custom_all_reduce": settings.custom_all_reduce,
         "multicast": settings.multicast,
         "check": settings.check,
+        "timeout_s": timeout_s,
         "torch": torch.__version__,
         "problem": problem,
     }
@@ -62,6 +64,7 @@ def exchange_hello(
         value=hello,
         timeout_s=timeout_s,
         what="opening a Session",
+        now_and_then=now_and_then,
     )
     for r, h in enumerate(hellos):
         if h["problem"]:
@@ -82,6 +85,12 @@ def exchange_hello(
     for name in ("fusion", "custom_all_reduce", "multicast", "check"):
         variable = f"WORKBENCH_{name.upper()}"
         _compare(hellos, f"values of {variable}", itemgetter(name), f"set {variable} alike on every rank")
+    _compare(
+        hellos,
+        "timeouts",
+        lambda h: f"{h['timeout_s']:g} s",
+        "pass the same timeout_s= or set WORKBENCH_TIMEOUT_S alike",
+    )
     _compare(hellos, "torch versions", lambda h: str(h["torch"]), "install the same torch on every rank")
     _refuse_shared_gpus(hellos)
     return {

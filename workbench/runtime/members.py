@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,25 @@ def raise_if_dead(members: Sequence[Member], seen_from: Member, *, what: str) ->
     """Raise PeerDeadError naming those of `members` whose process has ended."""
     dead = tuple(m.world_rank for m in members if m.is_dead(seen_from))
     if dead:
-        raise PeerDeadError(
-            f"{what}: the process of {ranks_text(dead)} has ended; look at its own traceback first, then start again",
-            dead=dead,
-        )
+        raise _dead_error(dead, what)
+
+
+def death_watch(members: Mapping[int, Member], store: dist.Store, world_rank: int) -> Callable[[], None]:
+    """A look around for waits that have no group yet: it raises PeerDeadError once a rank's process has ended. Local.
+
+    The first rank to see it tells the others over the store, so that all name the same ranks: whoever leaves because of
+    it is no cause.
+    """
+
+    def look() -> None:
+        dead = [m.world_rank for m in members.values() if m.is_dead(members[world_rank])]
+        if dead:
+            told = store.compare_set("dead", "", json.dumps(dead))
+            raise _dead_error(tuple(json.loads(told)), "making the groups of a Session")
+
+    return look
+
+
+def _dead_error(dead: tuple[int, ...], what: str) -> PeerDeadError:
+    text = f"{what}: the process of {ranks_text(dead)} has ended; look at its own traceback first, then start again"
+    return PeerDeadError(text, dead=dead)

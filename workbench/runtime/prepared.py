@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -40,6 +41,11 @@ class Prepared:
         self._group = group
         self._lane = lane
         self._tells = tells
+
+    def arguments(self) -> dict[str, Any]:
+        """What `Session.prepare` was called with, but for the kind."""
+        names = ("hidden", "dtype", "max_tokens", "ops", "rounding")
+        return {"backend": self.asked, **{name: getattr(self.request, name) for name in names}}
 
     @property
     def broken(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -47,7 +47,7 @@ class TorchGroups:
             _keep_for_ever(group)
 
 
-def init_default_group(device: str, timeout_s: float) -> bool:
+def init_default_group(device: str, timeout_s: float, *, now_and_then: Callable[[], None] | None = None) -> bool:
     """Make the default group from torchrun's environment unless there is one; True if this call made it.
 
     Collective over all ranks. A second generation in the same process gets a fresh prefix of the store, since the agent
@@ -67,10 +67,17 @@ def init_default_group(device: str, timeout_s: float) -> bool:
         value=True,
         timeout_s=timeout_s,
         what="making the default process group",
+        now_and_then=now_and_then,
     )
     with _torch_waits("making the default process group", rank):
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True
+
+
+def destroy_default_group() -> None:
+    """Destroy the default group, unless somebody did already. Local."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def default_store() -> dist.Store:
@@ -107,11 +114,14 @@ def start_generation(number: int) -> None:
     _generation, _default_groups, _sessions = number, 0, 0
 
 
-def make_groups(group_map: GroupMap, *, device: str, timeout_s: float) -> dict[tuple[int, ...], TorchGroups]:
+def make_groups(
+    group_map: GroupMap, *, device: str, timeout_s: float, on_failure: Callable[[], None] | None = None
+) -> dict[tuple[int, ...], TorchGroups]:
     """The torch groups of every list of more than one rank that holds this rank, keyed by the ordered list.
 
     Collective over all ranks of the map, which must be equal everywhere. Kinds with equal lists share their groups:
     identity is the ordered rank tuple. Lists of one rank need no group.
+    on_failure: may raise a better story than torch's own, which names nobody.
     """
     me = dist.get_rank()
     timeout = timedelta(seconds=timeout_s + 5)  # above our own deadline, which can name the missing rank
@@ -122,7 +132,7 @@ def make_groups(group_map: GroupMap, *, device: str, timeout_s: float) -> dict[t
             if len(ranks) == 1 or ranks in seen:
                 continue
             seen.add(ranks)
-            with _torch_waits(f"making the group of world ranks {list(ranks)}", me):
+            with _torch_waits(f"making the group of world ranks {list(ranks)}", me, on_failure):
                 control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
                 data = control if device == "cpu" else dist.new_group(list(ranks), backend="nccl", timeout=timeout)
             if me in ranks:
@@ -162,11 +172,13 @@ def _connect(timeout: timedelta) -> dist.Store:
 
 
 @contextlib.contextmanager
-def _torch_waits(what: str, world_rank: int) -> Iterator[None]:
+def _torch_waits(what: str, world_rank: int, on_failure: Callable[[], None] | None = None) -> Iterator[None]:
     """Add the story to what torch raises from its own waits, which name a store key at best."""
     try:
         yield
     except dist.DistError as e:
+        if on_failure is not None:
+            on_failure()
         raise DeadlineError(
             f"{what} on world rank {world_rank}: torch gave up: {e}; the other ranks may have given up before, or "
             f"never started: look at the first error of all ranks"

@@ -7,23 +7,31 @@ from typing import Any
 import torch
 
 from workbench.backends.base import Request
+from workbench.documents import show_value
 from workbench.errors import ArgumentError
 from workbench.ops import DTYPES, Op, Rounding
 from workbench.runtime.subgroup import BoundGroup
 
 MAX_HIDDEN = 1 << 20
 MAX_TOKENS = 1 << 24
+MAX_NAME = 64
 
 
-def make_request(*, hidden: Any, dtype: Any, max_tokens: Any, ops: Any, rounding: Any) -> Request | ArgumentError:
+def make_request(
+    *, hidden: Any, dtype: Any, max_tokens: Any, ops: Any, rounding: Any, backend: Any
+) -> Request | ArgumentError:
     """The request, or the error to be voted: a bad argument on one rank must be every member's error."""
     try:
         for name, value, limit in (("hidden", hidden, MAX_HIDDEN), ("max_tokens", max_tokens, MAX_TOKENS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                return ArgumentError(f"{name}={value!r}; allowed: a whole number from 1 to {limit}")
+                return ArgumentError(f"{name}={show_value(value)}; allowed: a whole number from 1 to {limit}")
         if dtype not in DTYPES:
             names = ", ".join(str(d) for d in DTYPES)
-            return ArgumentError(f"dtype={dtype!r}; allowed: {names}")
+            return ArgumentError(
+                f"dtype={dtype if isinstance(dtype, torch.dtype) else show_value(dtype)}; allowed: {names}"
+            )
+        if backend is not None and (type(backend) is not str or not 0 < len(backend) <= MAX_NAME):
+            return ArgumentError(f"backend={show_value(backend)}; allowed: the name of one, as text, or None for any")
         chosen = frozenset(ops)
         if not chosen or not all(isinstance(op, Op) for op in chosen):
             return ArgumentError(f"ops={ops!r}; allowed: members of workbench.ops.Op, at least one")

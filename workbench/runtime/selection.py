@@ -55,6 +55,8 @@ def bind_workspace(
     Raises, alike on every member: ArgumentError, PlanMismatchError, ResourceError if no path is left.
     """
     existing = None
+    if isinstance(request, ArgumentError):
+        backend = None  # it may be what is wrong, and no word to tell
     if not isinstance(request, ArgumentError):
         existing = group.prepared.get((request.dtype, request.hidden))
         if existing is not None and not _covers(existing, request, backend):
@@ -175,7 +177,7 @@ def _look(path: Path, request: Request, group: BoundGroup) -> dict[str, Any]:
         measure_room = getattr(backend, "room", None)
         room: Room = measure_room(request, group.key) if measure_room is not None and verdict.ok else Room()
         claims = [claim.to_json() for claim in measure_claims(room)]
-    except (WorkbenchError, ImportError, OSError) as e:
+    except (WorkbenchError, ImportError, OSError, MemoryError) as e:
         return {"ok": False, "reason": str(e), "claims": []}
     return {"ok": verdict.ok, "reason": verdict.reason, "claims": claims}
 

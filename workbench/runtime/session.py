@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.backends.base import Workspace
+from workbench.backends.forks import refuse_in_children
 from workbench.errors import ArgumentError, CaptureError, ClosedError, UnsupportedPlatformError, WorkbenchError
 from workbench.fabric import Facts
 from workbench.ops import ALL, FusedOutput, Op, Partial, Quant, Rounding, check_quant, quantise
@@ -22,10 +23,16 @@ from workbench.ranks import GroupKey, GroupMap
 from workbench.runtime.capture import Capture, compare_captures, foreign_capture, meet_ranks, recording, warm_up
 from workbench.runtime.data_calls import DataCalls
 from workbench.runtime.hello import exchange_hello
-from workbench.runtime.members import Member
+from workbench.runtime.members import Member, death_watch
 from workbench.runtime.opening import find_device, open_trace, read_settings
 from workbench.runtime.probe import probe_facts
-from workbench.runtime.process_group import TorchGroups, init_default_group, make_groups, next_session_store
+from workbench.runtime.process_group import (
+    TorchGroups,
+    destroy_default_group,
+    init_default_group,
+    make_groups,
+    next_session_store,
+)
 from workbench.runtime.requests import make_request, unprepared_error
 from workbench.runtime.selection import bind_workspace, freeze_group
 from workbench.runtime.subgroup import BoundGroup, bind_group, own_groups
@@ -51,6 +58,9 @@ class Session:
     Raises: LayoutError if the map does not fit the world; PlanMismatchError if ranks came with different maps or
     settings; DeadlineError naming ranks that did not come. All before the first group is made, alike on every rank.
     """
+
+    world_rank: int
+    _store: dist.Store
 
     def __init__(
         self,
@@ -80,6 +90,7 @@ class Session:
         self._captures: list[Capture] = []
         self._meetings = 0
         self._open = True
+        self._closed_by = ""
         self._generation = 0
         self._trace_dir = trace_dir or settings.trace_dir
         self.trace = Recorder.off()
@@ -90,22 +101,20 @@ class Session:
             raise
         if self.trace.enabled:
             self.trace.declare(json.dumps(group_map.to_json()))
+        refuse_in_children(self, "session")
         self.trace.instant("session_open", note=f"{group_map.system} {group_map.digest} on {self.device}")
 
     def rebuild(self) -> None:
         """Make groups, channels and prepared workspaces anew in the same processes, after a failure or an interrupt.
 
-        What was prepared is prepared again, with the same arguments. Tensors that earlier calls
+        What was prepared is prepared again, with the same arguments, and frozen if it was. Tensors that earlier calls
         gave stay what they are; those from `empty` are plain memory from now on. What broke it is forgotten.
         Collective: every rank of the map, none of them inside another call.
         Raises: as opening a session; as prepare. ClosedError if it is closed.
         """
         self._enter("rebuild")
-        again = [
-            (bound.key.kind, prepared.request, prepared.asked)
-            for bound in self._groups.values()
-            for prepared in bound.prepared.values()
-        ]
+        frozen = any(bound.frozen for bound in self._groups.values())
+        again = [(b.key.kind, prepared.arguments()) for b in self._groups.values() for prepared in b.prepared.values()]
         self._drop_captures()
         self._calls.broken = True  # so that nobody is waited for
         for group in reversed(self._groups.values()):
@@ -114,16 +123,10 @@ class Session:
         self._groups.clear()
         self._generation += 1
         self._join(None)
-        for kind, request, backend in again:
-            self.prepare(
-                kind,
-                hidden=request.hidden,
-                dtype=request.dtype,
-                max_tokens=request.max_tokens,
-                ops=request.ops,
-                rounding=request.rounding,
-                backend=backend,
-            )
+        for kind, arguments in again:
+            self.prepare(kind, **arguments)
+        if frozen:
+            self.freeze()
 
     def _join(self, problem: str | None) -> None:
         """Make the default group if there is none, compare what the ranks came with, and make the groups of the map.
@@ -131,8 +134,9 @@ class Session:
         `problem` is what this rank cannot go on with: every rank hears it. Collective: every rank of the map.
         """
         with ExitStack() as undo:
-            if init_default_group(self.device, self.timeout_s):
-                undo.callback(dist.destroy_process_group)
+            watch = death_watch(self._members, self._store, self.world_rank) if self._members else None
+            if init_default_group(self.device, self.timeout_s, now_and_then=watch):
+                undo.callback(destroy_default_group)
             self.world_rank = dist.get_rank()
             self._store = store = next_session_store()
             unwritable = None
@@ -147,11 +151,13 @@ class Session:
                 settings=replace(self._settings, check=self._check),
                 problem=problem or unwritable,
                 timeout_s=self.timeout_s,
+                now_and_then=watch,
             )
             self._calls = DataCalls(
                 self.group_map, self._groups, world_rank=self.world_rank, device=self.device, check=self._check
             )
-            made = make_groups(self.group_map, device=self.device, timeout_s=self.timeout_s)
+            watch = death_watch(members, store, self.world_rank)
+            made = make_groups(self.group_map, device=self.device, timeout_s=self.timeout_s, on_failure=watch)
             undo.callback(self._leave_groups, made)
             for own in own_groups(self.group_map, self.world_rank):
                 self._groups[own.key.world_ranks] = bind_group(
@@ -194,7 +200,9 @@ class Session:
         """
         self._enter("prepare")
         group = self._calls.bound(kind)
-        request = make_request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding)
+        request = make_request(
+            hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding, backend=backend
+        )
         with self._watched(group, "prepare"):
             plan = bind_workspace(
                 group, request, device=self.device, settings=self._settings, backend=backend, probe=self._probe
@@ -313,11 +321,13 @@ class Session:
         """
         self._check_open()
         bound = self._calls.bound(group)
+        if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
+            raise ArgumentError(f"shape={shape!r}; allowed: a tuple of whole numbers, such as (tokens, hidden)")
         hidden = shape[-1] if shape else 0
         prepared = bound.prepared.get((dtype, hidden))
         if prepared is None:
             raise unprepared_error(bound, dtype, hidden)
-        return prepared.empty(tuple(shape), dtype)
+        return prepared.empty(shape, dtype)
 
     def broadcast_object(self, value: Any, *, group: str, group_root: int = 0) -> Any:
         """The object of the group's member number `group_root` (its place in the group's list), on every member.
@@ -357,6 +367,8 @@ class Session:
         Raises ArgumentError if nothing was prepared for the group.
         """
         self._check_open()
+        if tokens is not None and (type(tokens) is not int or tokens < 0):
+            raise ArgumentError(f"tokens={tokens!r}; allowed: a whole number from 0 on, or None")
         bound = self._calls.bound(kind)
         plan = bound.plan(tokens=tokens)
         if plan is None:
@@ -397,12 +409,16 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        if error is not None and self._open:
             self._calls.broken = True
-            if self._open:
-                for group in self._groups.values():
-                    group.channel.leave(error)
+            for group in self._groups.values():
+                group.channel.leave(error)
         self.close()
+
+    def refuse(self, reason: str) -> None:
+        """Be closed from now on, for this reason, and leave everything as it is. Local; for children of a fork."""
+        self._open = False
+        self._closed_by = reason
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
@@ -410,7 +426,7 @@ class Session:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ClosedError("this session is closed; open a new one on every rank")
+            raise ClosedError(self._closed_by or "this session is closed; open a new one on every rank")
 
     def _enter(self, op: str) -> None:
         """Before anything collective but the data calls: the session is open, and nothing is being captured here.
@@ -463,6 +479,8 @@ class Session:
             yield
         except BaseException as e:
             self._calls.note_failure(bound, token, e)
+            if self._calls.broken:
+                bound.channel.leave(e)
             raise
         bound.lane.end(token)
 
