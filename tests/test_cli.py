@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def run(*arguments: str, cwd: Path | None = None, timeout: float = 60) -> subpro
         text=True,
         timeout=timeout,
         cwd=cwd or ROOT,
-        env=None if cwd is None else {**__import__("os").environ, "PYTHONPATH": str(ROOT)},
+        env=None if cwd is None else {**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
 
@@ -56,6 +57,13 @@ def test_every_command_has_a_help_text(command: str | None) -> None:
         (["demo", "--device", "tpu"], "tpu"),
         (["demo", "--out", "/proc/nowhere"], "cannot be used as output directory"),
         (["completion", "tcsh"], "tcsh"),
+        (["groups", "sglang", "--html", "/nonexist/a.html"], "/nonexist/a.html cannot be written"),
+        (["clean", "--cluster", "nosuch"], "no running cluster is called 'nosuch'; "),
+        (["build", "--from", "tests"], "tests holds no wbk-cuda-*.so"),
+        (["build", "--arch", "sm_90a", "--out", "/proc/nowhere"], "/proc/nowhere cannot be made"),
+        (["lab", "--no-browser", "--dir", "/proc/nowhere"], "/proc/nowhere cannot be used"),
+        (["tune", "--out", "/nonexist/a.json"], "/nonexist/a.json cannot be written"),
+        (["measure", "fused", "--json", "/nonexist/a.json"], "/nonexist/a.json cannot be written"),
         (["fly"], "fly"),
         (["groups", "\x1b[31m"], "\\x1b[31m"),
         (["groups", "sglang", "--size", "tp=" + "[" * 20000], "tp"),
@@ -106,21 +114,29 @@ def test_completion_scripts_are_printed(shell: str) -> None:
     assert "_WORKBENCH_COMPLETE" in done.stdout
 
 
-def test_size_names_complete() -> None:
-    import os
-
+def complete(words: str) -> list[str]:
+    """What bash is told at the end of `words`: lines of type,value."""
+    asked = {"_WORKBENCH_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run(
         [sys.executable, "-m", "workbench"],
-        env={
-            **os.environ,
-            "_WORKBENCH_COMPLETE": "bash_complete",
-            "COMP_WORDS": "workbench groups sglang --size att",
-            "COMP_CWORD": "4",
-        },
+        env={**os.environ, **asked},
         capture_output=True,
         text=True,
         timeout=60,
         cwd=ROOT,
         check=False,
     )
-    assert "attn_cp=" in done.stdout
+    return done.stdout.splitlines()
+
+
+def test_size_names_complete() -> None:
+    assert "plain,attn_cp=" in complete("workbench groups sglang --size att")
+
+
+def test_machine_names_complete_and_then_files() -> None:
+    assert complete("workbench why sglang --machine g") == [
+        "plain,gb200-4x4",
+        "plain,gb200-2x4",
+        "plain,gb200-4x4-two-cliques",
+    ]
+    assert complete("workbench why sglang --machine ./m") == ["file,./m"]

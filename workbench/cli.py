@@ -19,6 +19,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from workbench.bench import measure, tune
+from workbench.bench.files import check_place, make_directory, write_whole
 from workbench.errors import WorkbenchError
 from workbench.version import VERSION
 from workbench.xray import diagnose, trace
@@ -89,6 +90,14 @@ class SizesType(click.ParamType):  # type: ignore[type-arg] # generic from click
         systems = [system] if system in SYSTEMS else SYSTEMS
         names = sorted({name for s in systems for name in RULES[s].specs})
         return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
+
+
+def _complete_machine(_context: click.Context, _option: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of simulated machines, else files."""
+    from workbench.fabric import SIMULATED
+
+    names = [CompletionItem(name) for name in SIMULATED if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -204,11 +213,10 @@ def groups(
     _refuse_repeats(sizes)
     group_map = GroupMap.build(system, launch_checks=not no_launch_checks, **dict(sizes))
     if html is not None:
+        check_place(html)
         from workbench.views import group_map_report
 
-        beside = html.with_name(f".{html.name}.{os.getpid()}")  # a full disk must not leave half a page
-        beside.write_text(group_map_report(group_map), encoding="utf-8", errors="backslashreplace")
-        beside.replace(html)
+        write_whole(html, group_map_report(group_map))
         _say(f"wrote {html}")
     click.echo(json.dumps({"schema": 1, **group_map.to_json()}) if as_json else str(group_map))
 
@@ -216,7 +224,12 @@ def groups(
 @cli.command()
 @click.argument("system", type=click.Choice(SYSTEMS))
 @_sizes
-@click.option("--machine", required=True, help="A simulated machine such as gb200-4x4, or a JSON file.")
+@click.option(
+    "--machine",
+    required=True,
+    shell_complete=_complete_machine,
+    help="A simulated machine such as gb200-4x4, or a JSON file.",
+)
 @click.option("--hidden", type=click.IntRange(1, 1 << 20), required=True, help="Hidden size.")
 @click.option("--tokens", type=click.IntRange(0, 1 << 24), required=True, help="Tokens of one call.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
@@ -346,6 +359,8 @@ def build(force: bool, arches: tuple[str, ...], out: Path | None, source: Path |
     if source is not None:
         made = {f"sm_{arch}": path for arch, path in install_cuda(source).items()}
     else:
+        if out is not None:
+            make_directory(out)
         made["cpu"] = build_cpu(force=force, log=_say)
         asked = [name.removeprefix("sm_") for name in dict.fromkeys(arches)]
         for arch in asked or [arch for arch in find_arches() if not why_no_kernels(arch)]:
@@ -362,7 +377,7 @@ def build(force: bool, arches: tuple[str, ...], out: Path | None, source: Path |
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory to open; the notebooks are copied there, and none that is there is written over.  "
-    "[default: notebooks/ of the clone, else ./workbench-notebooks]",
+    "[default: notebooks/ of the clone that is run or that this directory is, else ./workbench-notebooks]",
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="0: any free one.  [default: 8888 or the next free one]")
 @click.option("--no-browser", is_flag=True, help="Open no browser; the address is printed.")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from workbench.backends import custom_build
 from workbench.cli import cli
-from workbench.errors import ResourceError
+from workbench.errors import ArgumentError, ResourceError
 
 pytestmark = pytest.mark.skipif(custom_build.find_nvcc() is None, reason="no nvcc")
 
@@ -84,7 +84,7 @@ def test_an_object_of_other_sources_is_refused_with_both_keys(exported, no_nvcc,
     forget()
     new = custom_build._key("90a")
     with pytest.raises(
-        ResourceError, match=rf"key {old}\) than this package has \(key {new}\).*--arch sm_90a --out DIR"
+        ArgumentError, match=rf"key {old}\) than this package has \(key {new}\).*--arch sm_90a --out DIR"
     ):
         custom_build.install_cuda(exported.parent)
 
@@ -102,7 +102,7 @@ def test_without_a_gpu_no_cuda_kernels_are_compiled_unless_asked_for():
 
 
 def test_a_directory_without_objects_is_refused(tmp_path):
-    with pytest.raises(ResourceError, match=r"holds no wbk-cuda-\*\.so"):
+    with pytest.raises(ArgumentError, match=r"holds no wbk-cuda-\*\.so"):
         custom_build.install_cuda(tmp_path)
 
 

@@ -127,7 +127,7 @@ def test_doctor_and_clean_tell_of_a_kept_cluster_and_clean_ends_it() -> None:
         assert name not in [c["name"] for c in left["clusters"]]
         assert _gone(pids, within_s=5)
         assert name not in _workbench("doctor")
-        assert f"cluster '{name}' cannot be attached" in _workbench("clean", "--cluster", name)
+        assert f"no running cluster is called '{name}'" in _workbench("clean", "--cluster", name)
     finally:
         for pid in filter(psutil.pid_exists, pids):
             os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebooks.serving import ROOT, serve
+from workbench.notebooks import choose_directory, find_notebooks, lab
 
 
 def test_lab_asks_for_its_token_and_listens_on_loopback_alone(tmp_path: Path) -> None:
@@ -54,3 +55,17 @@ def test_a_port_that_is_taken_is_one_message_and_exit_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"workbench: port {port} cannot be used")
     assert "Traceback" not in done.stderr
+
+
+def test_lab_in_a_checkout_opens_its_own_notebooks_whatever_package_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "checkout_notebooks", lambda: None)  # as for a package that was installed
+    monkeypatch.chdir(ROOT)
+    assert choose_directory(None, say=pytest.fail) == ROOT / "notebooks"
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    assert choose_directory(None, say=said.append) == tmp_path / "workbench-notebooks"
+    assert [line.partition(" notebooks")[0] for line in said] == [f"copied {len(find_notebooks())}"]

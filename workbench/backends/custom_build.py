@@ -21,7 +21,7 @@ from pathlib import Path
 
 from workbench.backends.build import cache_directory, check_private, is_ready, locked, writing_to
 from workbench.backends.sealed import copy_in_place, install_bytes, put_in_place, read_trusted
-from workbench.errors import ResourceError
+from workbench.errors import ArgumentError, ResourceError
 
 UNITS = ("abi.cu", "memory.cu", "push_bf16.cu", "push_fp16.cu", "push_fp32.cu")
 CUDA_HEADERS = ("launch.cuh", "push.cuh", "steps.cuh", "two_shot.cuh")
@@ -94,18 +94,18 @@ def export_cuda(arch: str, directory: Path) -> Path:
 def install_cuda(directory: Path) -> dict[str, Path]:
     """Take the objects in `directory` that fit this package into the cache: {arch: where it is now}.
 
-    Raises: ResourceError if there is none, if one is damaged or could have been written by another user, or if all
-        those of an architecture were compiled from other sources than this package's.
+    Raises: ArgumentError if there is none, or if all those of an architecture were compiled from other sources than
+        this package's; ResourceError if one is damaged or could have been written by another user.
     """
     found: dict[str, dict[str, Path]] = {}
     for path in sorted(directory.glob("*.so")):
         if match := _OBJECT.fullmatch(path.name):
             found.setdefault(match[1], {})[match[2]] = path
     if not found:
-        raise ResourceError(f"{directory} holds no wbk-cuda-*.so; `workbench build --arch ARCH --out DIR` makes one")
+        raise ArgumentError(f"{directory} holds no wbk-cuda-*.so; `workbench build --arch ARCH --out DIR` makes one")
     for arch, by_key in found.items():
         if _key(arch) not in by_key:
-            raise ResourceError(
+            raise ArgumentError(
                 f"{directory}: sm_{arch} was compiled from other kernel sources (key {', '.join(by_key)}) than this "
                 f"package has (key {_key(arch)}); run `workbench build --arch sm_{arch} --out DIR` with this version"
             )

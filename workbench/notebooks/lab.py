@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ArgumentError
-from workbench.notebooks.places import checkout_notebooks, copy_notebooks
+from workbench.notebooks.places import checkout_notebooks, copy_notebooks, notebooks_in
 
 HOST = "127.0.0.1"
 DEFAULT_DIRECTORY = "workbench-notebooks"
@@ -19,16 +19,20 @@ FIRST = "00_start_here.ipynb"
 
 
 def choose_directory(wanted: Path | None, *, say: Callable[[str], None]) -> Path:
-    """The directory to open, with the notebooks in it: the checkout's own, unless another is wanted.
+    """The directory to open, with the notebooks in it: unless another is wanted, that of the checkout, be it the one
+    this package runs from or the working directory.
 
-    Notebooks are copied there if they are not there yet; a file that is there is never written over.
-    Raises: ResourceError if the installation holds no notebooks; OSError if the directory cannot be used.
+    Notebooks are copied to another one if they are not there yet; a file that is there is never written over.
+    Raises: ResourceError if the installation holds no notebooks; ArgumentError if the directory cannot be used.
     """
-    checkout = checkout_notebooks()
+    checkout = checkout_notebooks() or notebooks_in(Path.cwd())
     if wanted is None and checkout is not None:
         return checkout
     directory = (wanted or Path(DEFAULT_DIRECTORY)).resolve()
-    copied = copy_notebooks(directory)
+    try:
+        copied = copy_notebooks(directory)
+    except OSError as e:
+        raise ArgumentError(f"{directory} cannot be used: {e.strerror}; choose another with --dir") from e
     if copied.written:
         say(f"copied {len(copied.written)} notebooks to {directory}")
     if copied.kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,9 +25,17 @@ class Copied:
 
 def checkout_notebooks() -> Path | None:
     """The directory `notebooks` of the checkout that this package runs from, or None if it is installed."""
-    if (_CHECKOUT / "pyproject.toml").exists() and (_CHECKOUT / "notebooks").is_dir():
-        return _CHECKOUT / "notebooks"
-    return None
+    return notebooks_in(_CHECKOUT)
+
+
+def notebooks_in(directory: Path) -> Path | None:
+    """The directory `notebooks` in `directory`, if that is a checkout of this project."""
+    try:
+        project = tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8")).get("project")
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(project, dict) and project.get("name") == _DISTRIBUTION
+    return directory / "notebooks" if is_ours and (directory / "notebooks").is_dir() else None
 
 
 def find_notebooks() -> tuple[Path, ...]:
