@@ -1,4 +1,4 @@
-"""How ranks end, and what is said of it: threads, statuses after the last call, calls that C++ waits for."""
+"""How ranks end or stand still: threads, statuses after the last call, waits of C++, beginnings, tags that differ."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def test_a_status_after_the_groups_are_destroyed_is_the_programs_own() -> None:
     made.call(0, "destroy_process_group", pair, note="default group")
     made.exit(0, status=3)
     assert diagnose(made.trace()) == ()
+    made.call(1, "destroy_process_group", pair, note="default group")
+    made.exit(1, status=-15)
+    assert diagnose(made.trace()) == ()
+
+
+def test_a_status_while_the_groups_stand_is_told() -> None:
+    made = Made(2)
+    pair = group("world", 0, 1)
+    for rank in (0, 1):
+        made.call(rank, "all_reduce", pair)
+    made.exit(0)
     made.exit(1, status=3)
     assert [(f.kind, f.ranks) for f in diagnose(made.trace())] == [(Kind.PEER_DEAD, (1,))]
 
@@ -90,3 +101,16 @@ def test_a_store_that_is_asked_now_and_then_is_no_finding() -> None:
     assert [f.kind for f in diagnose(made.trace())] == [Kind.STORE_TIMEOUT]
     made.exit(0)
     assert diagnose(made.trace()) == ()
+
+
+def test_a_receive_that_fits_no_send_of_its_peer_is_told_on_both() -> None:
+    made = Made(2)
+    pair = group("world", 0, 1)
+    made.call(0, "send", pair, peer_world_rank=1, site=site(8))
+    made.begin(1, "recv", pair, peer_world_rank=0, site=site(9))
+    made.pause(31)
+    (finding,) = diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns)
+    assert (finding.kind, finding.ranks) == (Kind.STALLED, (0, 1))
+    assert "world rank 1 waits in recv in main (train.py:9) for world rank 0" in finding.message
+    assert "tag=" in finding.fix
+    assert diagnose(made.trace(), deadline_s=60.0, now_ns=made.now_ns) == ()

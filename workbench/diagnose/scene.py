@@ -25,7 +25,7 @@ EXCHANGES = frozenset(
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture", "capture_warm_up", "replay"}
-_POLITE = (-1, -2, -15)  # signals by which a launcher or a person ends ranks that are alive
+POLITE = (-1, -2, -15)  # signals by which a launcher or a person ends ranks that are alive
 _KILL, _KILL_AFTER_NS = -9, 5_000_000_000  # launchers kill who did not heed those for a long while; others kill at once
 
 
@@ -254,7 +254,7 @@ class Scene:
         if story.exit is None or self.first_failure_ns is None:
             return False
         later_ns = story.exit.time_ns - self.first_failure_ns
-        return (story.exit_status in _POLITE and later_ns > 0) or (
+        return (story.exit_status in POLITE and later_ns > 0) or (
             story.exit_status == _KILL and later_ns > _KILL_AFTER_NS
         )
 

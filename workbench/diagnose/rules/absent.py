@@ -140,19 +140,19 @@ def _whereabouts(scene: Scene, world_rank: int) -> str:
 def _lonely(scene: Scene) -> Iterator[RankCall]:
     """Sends and recvs that wait, where the peer made fewer of the counterpart: of each rank the call it stands in."""
     for story in scene.ranks.values():
-        waiting = [c for c in story.calls if c.event.op in _COUNTERPART and scene.waits(c)]
+        waiting = [c for c in story.calls if c.event.op in COUNTERPART and scene.waits(c)]
         for call in waiting[:1]:
             peer = scene.ranks.get(call.event.peer_world_rank if call.event.peer_world_rank is not None else -1)
             if peer is None or not peer.trace.drops.complete or scene.was_ended(peer.world_rank):
                 continue
-            if _made(peer.calls, call) < _made(story.calls, call):
+            if made_between(peer.calls, call) < made_between(story.calls, call):
                 yield call
 
 
-_COUNTERPART = {"send": "recv", "recv": "send"}
+COUNTERPART = {"send": "recv", "recv": "send"}
 
 
-def _made(calls: Sequence[RankCall], call: RankCall) -> int:
+def made_between(calls: Sequence[RankCall], call: RankCall) -> int:
     """How many calls of this kind, or of its counterpart, were made between the two ranks of `call`, on its group."""
     event = call.event
     members = event.group.world_ranks if event.group is not None else ()
@@ -160,7 +160,7 @@ def _made(calls: Sequence[RankCall], call: RankCall) -> int:
     for c in calls:
         e = c.event
         own = e.world_rank == event.world_rank
-        wanted = (event.op, event.peer_world_rank) if own else (_COUNTERPART[event.op], event.world_rank)
+        wanted = (event.op, event.peer_world_rank) if own else (COUNTERPART[event.op], event.world_rank)
         from_any = not own and e.op == wanted[0] and e.peer_world_rank is None
         made += from_any or (
             (e.op, e.peer_world_rank) == wanted and e.group is not None and e.group.world_ranks == members
@@ -170,7 +170,7 @@ def _made(calls: Sequence[RankCall], call: RankCall) -> int:
 
 def _unpaired(scene: Scene, call: RankCall, peer: int) -> Claim:
     event = call.event
-    counterpart = _COUNTERPART[event.op]
+    counterpart = COUNTERPART[event.op]
     waited_s = (scene.end_ns - event.time_ns) / 1e9
     finding = Finding(
         code="absent.peer",

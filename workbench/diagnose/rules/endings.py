@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
-from workbench.diagnose.scene import RankStory, Scene, marks
+from workbench.diagnose.scene import POLITE, RankStory, Scene, marks
 from workbench.diagnose.words import call_words, ranks_words
 from workbench.trace import CallSite, Event
 
@@ -50,7 +50,7 @@ def _died(scene: Scene, story: RankStory) -> bool:
     status = story.exit_status or 0
     left = story.calls[-1] if story.calls else None
     is_out = left is not None and "default group" in marks(left.event) and left.event.op == "destroy_process_group"
-    return status != 0 and not scene.was_ended(story.world_rank) and not (is_out and status > 0)
+    return status != 0 and not scene.was_ended(story.world_rank) and not (is_out and (status > 0 or status in POLITE))
 
 
 def _belongs_to_a_call(story: RankStory, event: Event) -> bool:
