@@ -242,3 +242,13 @@ def test_an_object_of_another_version_or_no_object_is_refused(tmp_path: Path) ->
     nothing.write_bytes(b"no object")
     with pytest.raises(ResourceError, match="cannot be loaded"):
         load_library(nothing)
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_says_which_variable_helps(cache: Path) -> None:
+    command = find_compiler()
+    assert command is not None
+    lock = cache_directory() / f"wbk-cpu-{build._key(command)}.lock"
+    lock.symlink_to("/nowhere")  # root writes everywhere, but opens no link
+    with pytest.raises(ResourceError, match=r"cannot keep compiled kernels: .*set XDG_CACHE_HOME to a directory"):
+        build_cpu()

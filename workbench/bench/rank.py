@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def run_rank(spec: FusedSpec, *, out: Path | None, say: Callable[[str], None]) -> Comparison:
-    """The comparison on this rank; only world rank 0 speaks and writes. Past spec.limit_s the process ends with 1.
+    """The comparison on this rank; only world rank 0 writes, and speaks but at the limit. Past spec.limit_s the process ends with 1.
 
     Nothing is closed: end the process with `leave`.   Collective: every rank of torchrun's job.
     """
@@ -44,7 +44,7 @@ def run_rank(spec: FusedSpec, *, out: Path | None, say: Callable[[str], None]) -
             say(text)
 
     def expire() -> None:
-        print(f"ended after --limit {spec.limit_s:g} s; the last news: {at[0]}", file=sys.stderr, flush=True)
+        say(f"ended after --limit {spec.limit_s:g} s; the last news: {at[0]}")  # whichever rank is first ends all
         os._exit(1)
 
     def save(comparison: Comparison) -> None:
