@@ -18,6 +18,7 @@ from workbench.diagnose import Finding, diagnose
 from workbench.errors import ArgumentError
 from workbench.observe import Frame
 from workbench.trace import TraceError, read_flight_recorder
+from workbench.xray.frames import program_frame
 from workbench.xray.verdict import SCHEMA, Verdict, judge
 
 _PY_SPY_S = 10.0
@@ -40,7 +41,8 @@ class Seen:
         """The call of torch.distributed it is in, and the program's line behind it; else where the kernel has it."""
         if not self.stack:
             return f"{self.state} (no stack)"
-        own = next((f for f in self.stack if not _is_library(f.file)), self.stack[-1])
+        own = program_frame(self.stack)
+        assert own is not None
         inner = self.stack[: self.stack.index(own)]
         inside = [f for f in inner if "torch/distributed" in f.file and not f.file.endswith("c10d_logger.py")]
         call = inside[-1].function if inside else self.stack[0].function
@@ -195,7 +197,3 @@ def _recorded(variables: Mapping[str, str], unseen: list[str]) -> Verdict | None
         unseen.append(f"which calls were made: torch's Flight Recorder has left no dump yet ({e})")
         return None
     return Verdict(trace=trace, findings=diagnose(trace))
-
-
-def _is_library(file: str) -> bool:
-    return "site-packages/" in file or "dist-packages/" in file or "/lib/python3" in file or file.startswith("<")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.demo import write_private
@@ -16,6 +17,7 @@ from workbench.views import (
     Section,
     Table,
     Text,
+    group_map_caption,
     group_map_figure,
     group_map_text,
     lanes_figure,
@@ -31,7 +33,7 @@ def write_report(path: Path, verdict: Verdict, *, command: str, command_status: 
     """Write one page: findings with their lines of code, ranks, groups, who waited for whom, captures, stacks."""
     trace = verdict.trace
     sections = [_summary(verdict, command, command_status)]
-    sections += [_finding(n, f) for n, f in enumerate(verdict.findings, start=1)]
+    sections += [_finding(n, f, verdict.late_ranks(f)) for n, f in enumerate(verdict.findings, start=1)]
     if trace is not None:
         sections.append(_ranks(verdict))
         sections += _groups(trace)
@@ -48,18 +50,21 @@ def write_report(path: Path, verdict: Verdict, *, command: str, command_status: 
 
 def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
     trace = verdict.trace
-    if trace is None:
-        found = "No process used torch.distributed."
+    if trace is None or not verdict.recorded:
+        found = f"{verdict.conclusion[:1].upper()}{verdict.conclusion[1:]}."
     else:
         found = f"{len(trace.events)} events of {len(trace.ranks)} of {verdict.world_size} ranks. "
         found += f"Findings: {len(verdict.findings)}." if verdict.findings else "No defect found."
         if not trace.complete:
             found += " Records are missing, so what is absent may only look so."
-    ended = "" if status is None else f" The command's exit status is {status}."
+    ended = f" {verdict.ending[:1].upper()}{verdict.ending[1:]}." if verdict.ending else ""
+    if verdict.interrupted and trace is not None:
+        ended += " It was interrupted by Ctrl-C: what is told is how it stood then."
+    ended += "" if status is None else f" The command's exit status is {status}."
     return Section("Verdict", (Code(command), Text(found + ended)))
 
 
-def _finding(number: int, finding: Finding) -> Section:
+def _finding(number: int, finding: Finding, late: Sequence[str]) -> Section:
     heading = f"{'First cause' if number == 1 else f'Finding {number}'}: {finding.kind}"
     ranks = ", ".join(map(str, finding.ranks)) or "none"
     where = "" if finding.group is None else f" Group: {finding.group}."
@@ -70,6 +75,7 @@ def _finding(number: int, finding: Finding) -> Section:
     code = source_lines((finding.message, *finding.evidence), most=8)
     if finding.evidence or code:
         parts.append(Code("\n".join([*finding.evidence, *(f"> {line}" for line in code)])))
+    parts += [Text(f"{line}.") for line in late]
     parts.append(Text(f"Try: {finding.fix}"))
     return Section(heading, tuple(parts))
 
@@ -84,10 +90,8 @@ def _groups(trace: Trace) -> list[Section]:
     group_map = _declared(trace) or _observed(trace)
     if group_map is None:
         return []
-    caption = "A column is a rank, a row a kind of group; ranks with the same colour in a row belong together."
-    return [
-        Section("Who is in which group", (Picture(group_map_figure(group_map), group_map_text(group_map), caption),))
-    ]
+    picture = Picture(group_map_figure(group_map), group_map_text(group_map), group_map_caption(group_map))
+    return [Section("Who is in which group", (picture,))]
 
 
 def _declared(trace: Trace) -> GroupMap | None:

@@ -13,7 +13,7 @@ from workbench.observe import Frame, dump_stacks, mark_ended
 from workbench.trace import TraceError, read_progress
 from workbench.xray.job import Job
 from workbench.xray.screen import Screen
-from workbench.xray.verdict import Verdict, judge
+from workbench.xray.verdict import Verdict, as_interrupted, judge
 
 DEADLINE_S = 120.0
 _POLL_S = 0.2
@@ -22,12 +22,10 @@ _QUIET_S = 1.0  # without an event before the ranks are shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How it went. `status` is the command's own, as a shell gives it. `ended`: by us, at the deadline."""
+    """How it went. `status` is the command's own, as a shell gives it."""
 
     verdict: Verdict
     status: int
-    ended: bool = False
-    interrupted: bool = False
 
 
 def trace_command(
@@ -41,7 +39,8 @@ def trace_command(
     """Run `command`, recorded into `directory`, and judge it.
 
     A job is ended only when deadline_s have passed without an event of any rank, a rank waits in a recorded call, and
-    there is a finding. Ctrl-C goes to the command; a second one ends it.
+    there is a finding: a rank that never comes to a call is one, also if it sleeps or computes for longer than that.
+    Ctrl-C goes to the command, and the job is judged as it stands; a second one ends it.
     Raises: ArgumentError for a command that cannot be run.
     """
     traces = directory / "trace"
@@ -53,21 +52,14 @@ def trace_command(
             verdict = watch.until_verdict()
         except KeyboardInterrupt:
             screen.clear()
-            verdict = judge(traces, deadline_s=deadline_s, running=True)
-            mark_ended(traces, deadline_s=deadline_s)
-            job.interrupt()
-            while job.status is None:
-                job.wait(_POLL_S)
-            say(str(verdict))
-            return Outcome(verdict=verdict, status=job.status, interrupted=True)
+            return _interrupted(job, traces, say)
         if verdict is not None:
+            verdict = replace(verdict, stacks=_stacks(traces, verdict), ended_at_deadline_s=deadline_s)
             say(str(verdict))
-            verdict = replace(verdict, stacks=_stacks(traces, verdict))
             say(verdict.stacks_text())
             mark_ended(traces, deadline_s=deadline_s)
             job.end()
-            status = job.status
-            return Outcome(verdict=verdict, status=128 + SIGKILL if status is None else status, ended=True)
+            return Outcome(verdict=verdict, status=_status(job))
         status = job.status
     assert status is not None
     try:
@@ -75,9 +67,28 @@ def trace_command(
     except TraceError as e:  # every rank was ended before its file was whole
         say(str(e))
         verdict = Verdict(trace=None)
-    if verdict.findings or verdict.trace is None:
+    if verdict.findings:
         say(str(verdict))
     return Outcome(verdict=verdict, status=status)
+
+
+def _interrupted(job: Job, traces: Path, say: Callable[[str], None]) -> Outcome:
+    """Pass Ctrl-C on and say where the ranks stood; who waited for a second by then was waiting."""
+    verdict = as_interrupted(judge(traces, deadline_s=_QUIET_S, running=True))
+    mark_ended(traces, deadline_s=_QUIET_S, interrupted=True)
+    job.interrupt()
+    say(str(verdict))
+    say("interrupted; a second Ctrl-C ends the job at once")
+    try:
+        while job.status is None:
+            job.wait(_POLL_S)
+    except KeyboardInterrupt:
+        job.end()
+    return Outcome(verdict=verdict, status=_status(job))
+
+
+def _status(job: Job) -> int:
+    return 128 + SIGKILL if job.status is None else job.status
 
 
 class _Watch:

@@ -49,13 +49,18 @@ class Verdict:
         return max([*asked, *(r + 1 for r in self.trace.world_ranks)], default=0)
 
     @property
+    def recorded(self) -> bool:
+        """Whether any process used torch.distributed."""
+        return self.trace is not None and any(e.op not in ("exit", "exception") for e in self.trace.events)
+
+    @property
     def conclusion(self) -> str:
         """The verdict in a line."""
         if self.findings:
             return "interrupted; verdict: defect" if self.interrupted else "verdict: defect"
         if self.interrupted:
             return "interrupted, so no verdict"
-        if self.trace is None or not self.trace.events:
+        if not self.recorded:
             return (
                 "nothing recorded: no process used torch.distributed (or its environment was taken from it: env -i, "
                 "python -I, python -S)"
@@ -90,7 +95,7 @@ class Verdict:
             lines += [f"    {line}" for line in finding.evidence]
             lines += [f"    > {text}" for text in source_lines((finding.message, *finding.evidence))]
             lines += [f"    {text}" for text in self.late_ranks(finding)]
-        if not lines:
+        if not self.findings and not self.interrupted:
             lines.append(f"no defect found in {len(self.trace.events)} events of {len(self.trace.ranks)} ranks")
         if self.findings or self.interrupted:
             lines += [str(s) for s in self.standings]
