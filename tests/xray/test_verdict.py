@@ -115,13 +115,13 @@ def test_what_cannot_work_is_refused_before_the_command_runs(
 def test_a_command_that_recorded_nothing_is_said_to_be_unjudged(tmp_path: Path) -> None:
     done = trace(tmp_path, "--json", "verdict.json", "--", "echo", "hello")
     assert (done.returncode, done.stdout) == (0, "hello\n")
-    assert "nothing was recorded, so nothing is judged" in done.stderr
+    assert "nothing recorded: no process used torch.distributed" in done.stderr
 
 
 def test_a_verdict_that_finds_no_room_is_still_said(tmp_path: Path) -> None:
     done = trace(tmp_path, "--json", "/dev/full", "--", "true")
     assert done.returncode == 1
-    assert "verdict: ok; it cannot be written: [Errno 28]" in done.stderr
+    assert "; it cannot be written: [Errno 28]" in done.stderr
 
 
 def test_a_command_ends_with_the_workbench_that_was_killed(tmp_path: Path) -> None:
