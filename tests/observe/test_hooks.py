@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from workbench.observe import captures, memory
+from workbench.observe.described import reduce_op_name
 from workbench.observe.environment import DIRECTORY
 from workbench.observe.gpu import active_calls
 from workbench.observe.process import this_process
@@ -88,3 +90,8 @@ def test_only_calls_that_the_flight_recorder_does_not_call_completed_are_under_w
     ]
     assert active_calls(json.dumps({"entries": entries})) == {("0", 2), ("5", 2)}
     assert active_calls(b'{"version": "2.10"}') == set()
+
+
+def test_a_reduce_op_is_told_by_its_name_however_torch_wraps_it() -> None:
+    wrapped = [dist.ReduceOp(dist.ReduceOp.RedOpType.MAX), dist.ReduceOp.MAX, dist.AllreduceCoalescedOptions().reduceOp]
+    assert [reduce_op_name(op) for op in wrapped] == ["max", "max", "sum"]

@@ -128,7 +128,12 @@ def reduce_op_name(op: Any) -> str:
 
 
 def _word(op: Any) -> str:
-    return str(getattr(op, "name", op)).rpartition(".")[2].strip("<>: 0123456789").lower() or "?"
+    name = getattr(op, "name", None)
+    if name is None:  # a ReduceOp, which prints as its address; it compares with the names there are
+        from torch.distributed import ReduceOp
+
+        name = next((n for n, member in ReduceOp.RedOpType.__members__.items() if op == member), str(op))
+    return str(name).rpartition(".")[2].strip("<>: 0123456789").lower() or "?"
 
 
 def describe_tensor(tensor: Any, found: dict[str, Any]) -> None:
