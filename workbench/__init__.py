@@ -14,7 +14,7 @@ __all__ = ["Cluster", "GroupMap", "Session", "__version__", "declare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Cluster, GroupMap, Session and declare on first use: pure code does not pay the seconds that torch takes to load."""
+    """Cluster, GroupMap, Session, declare on first use: pure code does not pay the seconds that torch takes to load."""
     if name == "Cluster":
         from workbench.launch import Cluster
 

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def run_rank(spec: FusedSpec, *, out: Path | None, say: Callable[[str], None]) -> Comparison:
-    """The comparison on this rank; only world rank 0 writes, and speaks but at the limit. Past spec.limit_s the process ends with 1.
+    """The comparison on this rank. Past spec.limit_s the process ends with 1; only world rank 0 writes, and speaks.
 
     Nothing is closed: end the process with `leave`.   Collective: every rank of torchrun's job.
     """
