@@ -16,7 +16,7 @@ from workbench.trace import Comparison, Role, Scenario
 WIDTHS = range(2, 17)
 MODELLED = range(2, 9)
 _UNMEASURED_MOST = 16 << 20
-_BLOCKS = {Algorithm.PUSH: "sms", Algorithm.PULL: "64", Algorithm.TWO_SHOT_PULL: "64"}
+_BLOCKS = {Algorithm.PUSH: "sms", Algorithm.PULL: "64", Algorithm.TWO_SHOT_PUSH: "sms"}
 
 
 class NothingWonError(ArgumentError):
@@ -107,11 +107,11 @@ def _measured_rows(won: dict[int, bool], algorithm: Algorithm) -> Iterator[dict[
 
 def _modelled(rates: Rates, ws: int) -> dict[str, Any]:
     """One-shot up to where two-shot is predicted to be faster; the fused kernels are one-shot."""
-    crossover = find_crossover(rates, Algorithm.PUSH, Algorithm.TWO_SHOT_PULL, ws)
+    crossover = find_crossover(rates, Algorithm.PUSH, Algorithm.TWO_SHOT_PUSH, ws)
     most = 128 << 20
     small = _row(Algorithm.PUSH, min(most, crossover or most) // 1024 * 1024)
-    rows = [small] if crossover is None else [small, _row(Algorithm.TWO_SHOT_PULL, most)]
-    used = (Algorithm.PUSH,) if crossover is None else (Algorithm.PUSH, Algorithm.TWO_SHOT_PULL)
+    rows = [small] if crossover is None else [small, _row(Algorithm.TWO_SHOT_PUSH, most)]
+    used = (Algorithm.PUSH,) if crossover is None else (Algorithm.PUSH, Algorithm.TWO_SHOT_PUSH)
     blocks = {a.value: _BLOCKS[a] for a in used}
     return {"graph": rows, "eager": rows, "fused": [small], "blocks": blocks}
 
