@@ -63,6 +63,7 @@ def test_every_command_has_a_help_text(command: str | None) -> None:
         (["build", "--arch", "sm_90a", "--out", "/proc/nowhere"], "/proc/nowhere cannot be made"),
         (["lab", "--no-browser", "--dir", "/proc/nowhere"], "/proc/nowhere cannot be used"),
         (["tune", "--out", "/nonexist/a.json"], "/nonexist/a.json cannot be written"),
+        (["measure", "fused", "--without", "gloo,foo", "--device", "cpu"], "--without 'foo'; known: shm, gloo"),
         (["measure", "fused", "--json", "/nonexist/a.json"], "/nonexist/a.json cannot be written"),
         (["fly"], "fly"),
         (["groups", "\x1b[31m"], "\\x1b[31m"),
@@ -78,6 +79,35 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], told: str) ->
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["measure", "fused", "--compare", "none.json"], ["tune", "--from", "none.json"], ["tune", "--out", "/none/a"]],
+    ids=lambda words: words[-2],
+)
+def test_files_are_refused_before_torch_is_loaded(words: list[str]) -> None:
+    code = (
+        "import sys; from workbench.cli import cli\n"
+        f"try: cli.main({words}, standalone_mode=False)\n"
+        "except ValueError: sys.exit(5 + ('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, cwd=ROOT, check=False)
+    assert done.returncode == 5
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="says what a machine without a GPU driver says")
+@pytest.mark.parametrize("words", [["measure", "fused"], ["tune"], ["demo"]], ids=lambda words: words[0])
+def test_cuda_without_a_gpu_driver_is_refused_before_torch_is_loaded(words: list[str]) -> None:
+    code = (
+        "import click, sys; from workbench.cli import cli\n"
+        f"try: cli.main({[*words, '--device', 'cuda']}, standalone_mode=False)\n"
+        "except click.BadParameter as e: print(e.message); sys.exit(5 + ('torch' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+    assert (done.returncode, "no GPU driver" in done.stdout) == (5, True), done.stderr
 
 
 def test_groups_prints_the_map_and_json_round_trips() -> None:

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.marked import assert_nothing_runs_of, started_by
-from workbench.demo import claim_directory, default_layout
+from workbench.demo import DemoSpec, claim_directory, default_layout
 from workbench.demo.directory import write_private
+from workbench.demo.run import _crowding, _rejections
 from workbench.errors import ArgumentError
 from workbench.launch import find_survivors, run_tag, stop_survivors
 from workbench.launch.survivors import mark_lives, mark_pid
@@ -243,3 +246,32 @@ def test_default_layouts_show_subgroups_where_the_number_allows() -> None:
     assert default_layout(4) == ("sglang", {"tp": 4, "attn_cp": 2, "moe_ep": 2})
     assert default_layout(3) == ("sglang", {"tp": 3})
     assert default_layout(2) == ("sglang", {"tp": 2})
+
+
+def test_without_a_compiler_the_demo_says_why_the_fast_path_was_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    told = "tp: gloo, not shm: world ranks 0, 1: CXX='no-such-compiler' names no program"
+    status, out, err = finish(start("--ranks", "2", "--tokens", "1", "--hidden", "64", "--rounds", "1", cwd=tmp_path))
+    assert status == 0, err
+    assert [line.partition(";")[0] for line in out.splitlines()].count(told) == 1
+    assert "speed-up" in out.splitlines()[0]
+    assert "CXX=&#x27;no-such-compiler" in (tmp_path / "workbench-demo" / "report.html").read_text()
+
+
+def test_notes_name_each_reason_once_and_more_ranks_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def group(choice: str, *rejected: tuple[str, str]) -> dict[str, Any]:
+        return {"plan": {"choice": choice, "rejected": rejected}}
+
+    groups = {
+        "tp": group("gloo", ("shm", "world ranks 0..3: no compiler")),
+        "cp": group("gloo", ("shm", "world ranks 0, 2: no compiler")),
+        "ep": group("shm"),
+    }
+    assert _rejections(groups) == ["tp, cp: gloo, not shm: world ranks 0..3: no compiler"]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    spec = DemoSpec(system="sglang", sizes={"tp": 4}, device="cpu")
+    assert _crowding(spec, 4) == "4 ranks share 2 cores: times are noise, and ratios vary between runs"
+    assert (_crowding(spec, 2), _crowding(replace(spec, device="cuda"), 4)) == ("", "")

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from workbench.bench import measure, tune
-from workbench.bench.files import check_place, make_directory, write_whole
+from workbench.bench import check_place, device_option, make_directory, measure, tune, write_whole
 from workbench.errors import WorkbenchError
 from workbench.version import VERSION
 from workbench.xray import diagnose, trace
@@ -108,7 +107,7 @@ _sizes = click.option(
 
 @cli.command()
 @click.option("--ranks", type=click.IntRange(2, 64), help="How many ranks to start.  [default: 4]")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: WORKBENCH_DEVICE, else what is there.")
+@device_option
 @click.option("--system", type=click.Choice(SYSTEMS), help="Whose layout rules; with --size.  [default: sglang]")
 @_sizes
 @click.option("--hidden", type=click.IntRange(8, 65536), default=4096, show_default=True, help="Hidden size.")
@@ -186,6 +185,9 @@ def demo(
     spec = replace(spec, device=choose_demo_device(device, world_size)[0])
     with claim_directory(out) as directory:
         document = run_demo(spec, directory, progress=_say)
+    if as_json:
+        for note in document["notes"]:
+            _say(note)
     click.echo(json.dumps(document) if as_json else show_document(document))
     if not document["ok"]:
         _leave(3, "workbench demo: a result was wrong; see the report")

@@ -31,7 +31,7 @@ def comparison(
     hidden: int = 4096,
     device: str = "NVIDIA H200",
     dtype: str = "bfloat16",
-    **about: str,
+    **about: str | int,
 ) -> Comparison:
     """A finished one on GPUs; hidden 4096 in bfloat16 is 8 KiB a token."""
     return Comparison(

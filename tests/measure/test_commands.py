@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.marked import assert_nothing_runs_of, started_by
+from workbench.measure import known_ways
 from workbench.trace import Role, Scenario, parse_comparison
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,12 +58,16 @@ def test_the_result_is_a_table_on_stdout_progress_on_stderr_and_a_file(measured:
     out, done = measured
     assert done.returncode == 0, done.stderr
     assert "hidden 64, bfloat16, 3 ranks on CPU" in done.stdout
-    assert "ratio" in done.stdout
+    assert "ours / best peer" in done.stdout
+    assert "again: ours timed once more" in done.stdout
+    assert "simulated" not in done.stdout  # no cost model knows a CPU
+    assert "our way is shm; timed beside it: torch's all-reduce + norm, gloo\n" in done.stderr
     assert "together, 1 tokens: shm" in done.stderr
     result = parse_comparison(out.read_text(), "now.json")
     assert (result.ranks, result.hidden, result.finished) == (3, 64, True)
     assert [(row.scenario, row.tokens) for row in result.rows] == [(Scenario.TOGETHER, 1), (Scenario.TOGETHER, 3)]
     about = result.about
+    assert {c.name for row in result.rows for c in row.columns if c.role is not Role.AGAIN} <= set(known_ways())
     assert {"commit", "workbench", "torch", "host", "method", "date"} <= about.keys()
     assert about["command"].startswith("workbench measure fused --device cpu --hidden 64")
     assert "/" not in about["command"].replace("now.json", "")  # no directory of this machine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.ranks import GroupMap
-from workbench.views import group_map_figure, group_map_report, group_map_text
+from workbench.views import group_map_caption, group_map_figure, group_map_report, group_map_text
 
 SGLANG = GroupMap.build("sglang", tp=4, attn_cp=2)
 
@@ -101,3 +101,12 @@ def test_the_report_page_lists_kinds_and_groups() -> None:
 def test_the_report_page_repeats_what_launch_checks_say() -> None:
     refused = GroupMap.build("sglang", launch_checks=False, tp=8, moe_dp=2)
     assert "launch checks refuse these sizes: moe_dp=2 with attn_cp=1" in group_map_report(refused)
+
+
+def test_the_caption_asks_for_colour_and_number_since_colours_repeat() -> None:
+    six = GroupMap.build("sglang", tp=12, attn_cp=6)
+    shades = rows(six)["attention_tp"]
+    assert shades["text"][0][::2] == ["0", "1", "2", "3", "4", "5"]
+    assert len(shades["colorscale"]) == 12  # two edges each of five shades and of none: the sixth group has the first's
+    assert "the same colour and number in a row" in group_map_caption(six)
+    assert "number (hover to see it)" in group_map_caption(GroupMap.build("sglang", tp=128))

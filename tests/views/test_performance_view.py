@@ -44,11 +44,27 @@ def test_the_text_has_a_table_a_scenario_and_says_what_is_missing_and_what_is_wr
         "hidden 4096, bfloat16, 2 ranks on NVIDIA H200: one rank comes late, time from its arrival",
     ]
     assert text.splitlines()[2].split() == [
-        "1", "10.00", "9.80", "to", "10.20", "-", "20.00", "NCCL", "+", "norm", "0.500", "0.490", "to", "0.510", "9.50",
+        "1", "10.00", "9.80", "to", "10.20", "20.00", "NCCL", "+", "norm", "0.500", "0.490", "to", "0.510", "9.50",
     ]  # fmt: skip
+    assert text.splitlines()[4] == (
+        "ours / best peer: below 1, ours is faster; simulated: us that the cost model says of ours"
+    )
     assert "left out: x: no <b>GPU</b> here" in text
     assert "WRONG at 8 tokens: custom: sum: 3 of 9 elements differ" in performance_text(wrong)
     assert performance_text(wrong).splitlines()[2].split()[:2] == ["8", "-"]  # no speed-up for a wrong result
+
+
+def test_columns_that_hold_nothing_are_left_away() -> None:
+    skewed = performance_text(MADE).split("\n\n")[1]
+    assert ("simulated" in skewed, "again" in skewed, "ours / best peer" in skewed) == (False, False, True)
+
+
+def test_more_cpu_ranks_than_cores_are_said_to_make_noise() -> None:
+    told = "4 ranks share 2 cores: times are noise, and ratios vary between runs"
+    crowded = comparison(ROWS[0], ranks=4, device="CPU", arch="cpu", cores=2)
+    assert told in performance_text(crowded).splitlines()
+    for calm in (replace(crowded, ranks=2), comparison(ROWS[0], ranks=4, cores=2), replace(crowded, about={})):
+        assert "noise" not in performance_text(calm)
 
 
 def test_the_markdown_has_every_peer_and_the_command() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workbench.trace import Comparison, Scenario
 
 _FINDINGS = 3
+_GPU_FILES = ("nvidia*", "nvhost*", "nvmap", "dxg")  # of servers, embedded boards, and Linux under Windows
 
 
 class WordsType(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4 on only
@@ -51,12 +52,27 @@ class CountsType(click.ParamType):  # type: ignore[type-arg] # generic from clic
         return tuple(sorted(counts))
 
 
+def _check_device(_context: click.Context, _option: click.Parameter, device: str | None) -> str | None:
+    """Refuses cuda where there is no GPU driver, before torch is loaded, which takes seconds."""
+    if device == "cuda" and not any(next(Path("/dev").glob(name), None) for name in _GPU_FILES):
+        raise click.BadParameter("this machine has no GPU driver; leave --device out, or use --device cpu")
+    return device
+
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    callback=_check_device,
+    help="Default: WORKBENCH_DEVICE, else what is there.",
+)
+
+
 def _options(command: Any) -> Any:
     """What both commands take."""
     for option in reversed(
         (
             click.option("--ranks", type=click.IntRange(2, 16), help="Default: every GPU, or 2 CPU ranks."),
-            click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: what is there."),
+            device_option,
             click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16"),
             click.option("--rounds", type=click.IntRange(1, 10_000), help="Default: 15 on CPU, 30 on GPUs."),
             click.option("--calls", type=click.IntRange(1, 1000), default=20, show_default=True, help="In a round."),
@@ -130,12 +146,15 @@ def fused(
       workbench measure fused --arrival together,skewed --chain none,gemm --json now.json --compare before.json
       torchrun --nproc-per-node 2 -m workbench measure fused --device cuda --peers KIT --json -
     """
-    from workbench.bench.run import read_baseline
+    from workbench.bench.files import check_place, read_baseline
+
+    baseline = read_baseline(compare) if compare else None  # and the place, before torch is loaded
+    if json_to not in (None, "-"):
+        check_place(Path(str(json_to)))
     from workbench.measure import describe_device, find_losses, require_same
     from workbench.trace import Scenario
     from workbench.views import performance_text
 
-    baseline = read_baseline(compare) if compare else None
     spec = _spec(hidden, tokens, options, scenarios=_scenarios(arrival, chain), delay_us=skew_us)
     if baseline is not None:  # before anything is measured
         device = describe_device("cpu") if spec.device == "cpu" else baseline.device
@@ -190,17 +209,16 @@ def tune(hidden: int, tokens: tuple[int, ...], sources: tuple[Path, ...], out: P
       workbench tune --hidden 7168 --out mine.json
       workbench tune --from h7168.json --from h4096.json --out mine.json
     """
-    from workbench.bench.files import check_place, write_whole
-    from workbench.bench.run import read_baseline
-    from workbench.measure import NothingWonError, tuned_table
+    from workbench.bench.files import check_place, read_baseline, write_whole
 
     if out is not None:
         check_place(out)
+    comparisons = [read_baseline(path) for path in sources]
+    from workbench.measure import NothingWonError, tuned_table
+
     command = _command()
     bad: list[str] = []
-    if sources:
-        comparisons = [read_baseline(path) for path in sources]
-    else:
+    if not comparisons:
         comparisons = [_run(_spec(hidden, tokens, options), None)]
         bad = _complaints(comparisons[0])
     try:
@@ -239,7 +257,7 @@ def _scenarios(arrival: tuple[str, ...], chain: tuple[str, ...]) -> tuple[Scenar
 
 def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more: Any) -> FusedSpec:
     from workbench.bench.run import under_torchrun
-    from workbench.measure import FusedSpec
+    from workbench.measure import FusedSpec, known_ways
     from workbench.runtime.devices import choose_demo_device
 
     ranks = options["ranks"]
@@ -251,6 +269,9 @@ def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more:
     device, ranks = choose_demo_device(options["device"], ranks, default_ranks=2)
     if options["peers"] and device != "cuda":
         raise click.UsageError("--peers holds kernels for GPUs, and this would run on CPU ranks; leave it out")
+    without = tuple(options["without"].split(",")) if options["without"] else ()
+    if unknown := sorted(set(without) - set(known_ways())):
+        raise click.UsageError(f"--without {unknown[0]!r}; known: {', '.join(known_ways())}")
     return FusedSpec(
         device=device,
         ranks=ranks,
@@ -260,7 +281,7 @@ def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more:
         rounds=options["rounds"] or (30 if device == "cuda" else 15),
         calls=options["calls"],
         peers=str(options["peers"].absolute()) if options["peers"] else None,
-        without=tuple(options["without"].split(",")) if options["without"] else (),
+        without=without,
         timeout_s=options["timeout"],
         limit_s=options["limit"],
         command=_command(),
@@ -270,11 +291,8 @@ def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more:
 
 def _run(spec: FusedSpec, out: Path | None) -> Comparison:
     """What was measured. Under torchrun every rank but the first ends here."""
-    from workbench.bench.files import check_place
     from workbench.bench.run import run_comparison, under_torchrun
 
-    if out is not None:
-        check_place(out)
     if not under_torchrun():
         return run_comparison(spec, out=out, progress=_say)
     from workbench.bench.rank import leave, run_rank

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, so that a reader never meets half of one."""
+"""Files: earlier results, and those written whole or not at all, so that a reader never meets half of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import os
 import secrets
 from pathlib import Path
 
+from workbench.documents import read_document
 from workbench.errors import ArgumentError
+from workbench.trace import Comparison, read_comparison
+
+_RESULT_BYTES = 16 << 20
+
+
+def read_baseline(path: Path) -> Comparison:
+    """An earlier result. Raises: ArgumentError for a file that holds none."""
+    return read_comparison(read_document(path, at_most=_RESULT_BYTES))
 
 
 def check_place(path: Path) -> None:

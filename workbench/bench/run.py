@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.backends.build import build_cpu, find_compiler
-from workbench.documents import read_document
 from workbench.errors import WorkbenchError
 from workbench.launch import run_job
-from workbench.measure import NO_MULTICAST, FusedSpec
-from workbench.trace import Comparison, parse_comparison, read_comparison
+from workbench.measure import NO_MULTICAST, FusedSpec, count_cores
+from workbench.trace import Comparison, parse_comparison, tell_crowding
 
 _GRACE_S = 15.0
-_RESULT_BYTES = 16 << 20
 
 
 class MeasureError(WorkbenchError, RuntimeError):
@@ -40,6 +38,8 @@ def run_comparison(spec: FusedSpec, *, out: Path | None, progress: Callable[[str
         if spec.device == "cpu" and find_compiler():
             build_cpu(log=progress)
         progress(f"starting {spec.ranks} ranks on {spec.device}")
+        if spec.device == "cpu" and (crowded := tell_crowding(spec.ranks, count_cores())):
+            progress(crowded)
         result = run_job(
             ["workbench.bench.rank", str(directory / "spec.json"), str(result_file.absolute())],
             ranks=spec.ranks,
@@ -59,11 +59,6 @@ def run_comparison(spec: FusedSpec, *, out: Path | None, progress: Callable[[str
                 story = "torchrun itself ended"
             raise MeasureError(f"{story}{kept}\n{_tail(directory / 'logs' / 'output.log')}".rstrip())
         return parse_comparison(result_file.read_text(encoding="utf-8"), "the ranks' result")
-
-
-def read_baseline(path: Path) -> Comparison:
-    """An earlier result. Raises: ArgumentError for a file that holds none."""
-    return read_comparison(read_document(path, at_most=_RESULT_BYTES))
 
 
 def _tail(log: Path) -> str:

@@ -16,6 +16,7 @@ from workbench.views import (
     Section,
     Table,
     Text,
+    group_map_caption,
     group_map_figure,
     group_map_text,
     lanes_figure,
@@ -27,7 +28,10 @@ from workbench.views import (
     timings_text,
 )
 
-_HEAD = ("kind", "groups", "path", "residual bits", "largest norm error", "tokens", "fused us", "unfused us", "ratio")
+_HEAD = (
+    *("kind", "groups", "path", "residual bits", "largest norm error", "tokens"),
+    *("fused us", "unfused us", "speed-up"),
+)
 
 
 def show_document(document: dict[str, Any]) -> str:
@@ -36,7 +40,7 @@ def show_document(document: dict[str, Any]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     verdict = "every result is right" if document["ok"] else "A RESULT IS WRONG"
-    return "\n".join([*lines, "", f"{verdict}; report: {document['report']}"])
+    return "\n".join([*lines, *document["notes"], "", f"{verdict}; report: {document['report']}"])
 
 
 def write_report(out: Path, spec: DemoSpec, group_map: GroupMap, document: dict[str, Any]) -> Path:
@@ -66,7 +70,7 @@ def write_report(out: Path, spec: DemoSpec, group_map: GroupMap, document: dict[
                 Picture(
                     group_map_figure(group_map),
                     group_map_text(group_map),
-                    "A column is a rank, a row a kind of group; ranks with the same colour in a row sum together.",
+                    group_map_caption(group_map),
                 ),
             ),
         ),
@@ -77,9 +81,11 @@ def write_report(out: Path, spec: DemoSpec, group_map: GroupMap, document: dict[
                     "Right: whole numbers come out exact, and the residual's bits are equal on all members and to the "
                     "reference. Fast: fused and unfused take turns in one run, back to back; the slowest member of the "
                     "slowest group counts, median of the rounds. Unfused is the library's all-reduce, an add, and "
-                    "torch's RMSNorm. All groups of a kind run at the same time."
+                    "torch's RMSNorm; speed-up is its time over that of fused. All groups of a kind run at the same "
+                    "time."
                 ),
                 Table(_HEAD, tuple(_rows(document))),
+                *map(Text, document["notes"]),
                 Picture(timings_figure(samples), timings_text(samples), "Whiskers: fastest and slowest round."),
             ),
         ),

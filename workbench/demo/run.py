@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,7 +15,11 @@ from workbench.demo.report import write_report
 from workbench.demo.spec import DemoSpec
 from workbench.errors import WorkbenchError
 from workbench.launch import run_job
+from workbench.measure import count_cores
+from workbench.trace import tell_crowding
 from workbench.version import VERSION
+
+_RANKS = re.compile(r"world ranks? \d+(?:(?:, |\.\.)\d+)*")
 
 
 class DemoError(WorkbenchError, RuntimeError):
@@ -32,6 +37,8 @@ def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> d
     if spec.device == "cpu" and find_compiler():
         build_cpu(log=progress)  # now, with a line of progress, rather than silently inside the ranks
     progress(f"starting {group_map.world_size} ranks on {spec.device} with torchrun")
+    if crowded := _crowding(spec, group_map.world_size):
+        progress(crowded)
     started = time.monotonic()
     result = run_job(
         ["workbench.demo.rank", str(out)],
@@ -69,6 +76,7 @@ def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[st
         head = {s["variant"]: s["median_us"] for s in result["samples"] if s["tokens"] == spec.tokens[0]}
         times = {"tokens": spec.tokens[0], "fused_us": head["fused"], "unfused_us": head["unfused"]}
         groups[kind] = {**result, **times}
+    crowded = _crowding(spec, world_size)
     return {
         "schema": 1,
         "version": VERSION,
@@ -80,5 +88,21 @@ def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[st
         "hidden": spec.hidden,
         "dtype": spec.dtype,
         "ok": all(g["ok"] and g["replay_exact"] for g in groups.values()),
+        "notes": [*_rejections(groups), *([crowded] if crowded else [])],
         "groups": groups,
     }
+
+
+def _crowding(spec: DemoSpec, world_size: int) -> str:
+    """What more CPU ranks than cores mean for the times; "" where that is not so."""
+    return tell_crowding(world_size, count_cores()) if spec.device == "cpu" else ""
+
+
+def _rejections(groups: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each reason why kinds did not take a faster path. Reasons that differ in ranks alone count as one."""
+    found: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
+    for kind, group in groups.items():
+        choice = group["plan"]["choice"]
+        for name, reason in group["plan"]["rejected"]:
+            found.setdefault((choice, name, _RANKS.sub("#", reason)), (reason, []))[1].append(kind)
+    return [f"{', '.join(k)}: {choice}, not {name}: {why}" for (choice, name, _), (why, k) in found.items()]

@@ -1,8 +1,8 @@
 """Timing method and the ways to time beside: live, side by side, after a correctness check; and the cost model."""
 
-from workbench.measure.about import describe_device
+from workbench.measure.about import count_cores, describe_device
 from workbench.measure.case import Case, Gives, Work, check_case
-from workbench.measure.fused import measure_fused
+from workbench.measure.fused import known_ways, measure_fused
 from workbench.measure.library import NO_MULTICAST
 from workbench.measure.losses import Loss, Losses, find_losses, require_same
 from workbench.measure.roofline import (
@@ -41,11 +41,13 @@ __all__ = [
     "alternate",
     "check_case",
     "check_virtual_ranks",
+    "count_cores",
     "describe_device",
     "find_crossover",
     "find_losses",
     "find_rates",
     "fit_line",
+    "known_ways",
     "link_bytes",
     "measure_fused",
     "memory_bytes",

@@ -31,6 +31,7 @@ def describe_run(spec: FusedSpec) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delay_us": spec.delay_us,
         "host": describe_host(),
+        "cores": count_cores(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
@@ -52,6 +53,11 @@ def describe_device(device: str) -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"CPU {models[0]}"[:100] if models else f"CPU {platform.machine()}"
+
+
+def count_cores() -> int:
+    """The logical CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def describe_host() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.fabric import name_ranks
 from workbench.measure.timing import Meeting, synchronize
 from workbench.ops import add_rms_norm
 from workbench.trace import Role
@@ -107,7 +108,10 @@ def together(meeting: Meeting, what: str, step: Callable[[], Any]) -> Any:
         synchronize(meeting.device)
     except Exception as e:  # whatever another system's kernel raises is that column's story, not the end of the run
         problem = f"{type(e).__name__}: {' '.join(str(e).split())}"[:300]
-    failed = [f"world rank {r}: {told}" for r, told in enumerate(meeting.gather(problem)) if told]
+    told: dict[str, list[int]] = {}
+    for rank, text in enumerate(meeting.gather(problem)):
+        told.setdefault(text, []).append(rank)
+    failed = [f"{name_ranks(ranks)}: {text}" for text, ranks in told.items() if text]
     if failed:
         raise CaseFailedError(f"{what}: {'; '.join(failed)}"[:1000])
     return result

@@ -19,8 +19,8 @@ from workbench.backends.base import Workspace
 from workbench.measure.about import describe_device, describe_run
 from workbench.measure.case import EPS, Case, CaseFailedError, Gives, Inputs, Work, again, check_case, together
 from workbench.measure.chain import ALONE, Gemms
-from workbench.measure.kit import PARTS, Kit
-from workbench.measure.library import LibraryWays, SymmetricWays
+from workbench.measure.kit import LABELS, PARTS, Kit
+from workbench.measure.library import LIBRARY_WAYS, SYMMETRIC, SYMMETRIC_WAYS, LibraryWays, SymmetricWays
 from workbench.measure.roofline import simulate_us
 from workbench.measure.spec import FusedSpec
 from workbench.measure.timing import (
@@ -96,14 +96,24 @@ def _backends(device: str) -> dict[str, str]:
     return {name: "once" if "once" in roundings else "twice" for name, roundings in found.items()}
 
 
+def known_ways() -> tuple[str, ...]:
+    """What FusedSpec.without may name, on any device: ways, and what they come from."""
+    backends = tuple(dict.fromkeys(name for device in ("cpu", "cuda") for name in _backends(device)))
+    ours = [f"{name} {part}" for name in backends for part in ("sum", "copied")]
+    return (*backends, *LIBRARY_WAYS, SYMMETRIC, *SYMMETRIC_WAYS, *PARTS, *LABELS, *ours)
+
+
 class _Bench:
     """All ways, set up for the largest number of tokens."""
 
     def __init__(self, spec: FusedSpec, stack: ExitStack, say: Callable[[str], None]) -> None:
         self._spec, self._stack, self._say = spec, stack, say
         self._left_out: dict[str, str] = {}
+        self._beside = ["torch's all-reduce + norm"]
         self._paths = [self._open(None)]
         ours = self._paths[0]
+        plan = ours.session.why(KIND)
+        self._rejected = dict(plan.rejected)
         self._meeting = SessionMeeting(ours.session, KIND)
         self._work = Work(
             rank=ours.session.world_rank,
@@ -119,7 +129,7 @@ class _Bench:
         assert group is not None
         self._others: list[LibraryWays | SymmetricWays | Kit] = [LibraryWays(self._work, group)]
         if spec.device == "cuda":
-            self._try("symmetric memory", self._add_symmetric)
+            self._try(SYMMETRIC, self._add_symmetric)
         if spec.peers:
             gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=spec.timeout_s))
             for part in PARTS:
@@ -127,9 +137,10 @@ class _Bench:
         if spec.device == "cuda":
             gc.collect()
             gc.freeze()  # every capture collects garbage, and what is set up by now is none
-        say(
-            f"ours is {ours.session.why(KIND).choice}; {len(self._paths) + len(self._others) - 1} other sources of ways"
-        )
+        say(f"our way is {plan.choice}; timed beside it: {', '.join(self._beside)}")
+        for name, reason in plan.rejected:
+            if name not in self._left_out:
+                say(f"not {name}: {reason}")
 
     def rows(self, tokens: int) -> Iterator[Row]:
         """A row for each scenario. Collective."""
@@ -176,8 +187,11 @@ class _Bench:
         try:
             together(self._meeting, f"set-up of {name}", set_up)
         except CaseFailedError as e:
-            self._left_out[name] = str(e)
-            self._say(f"left out: {name}: {e}")
+            # a plan's own reason says it in fewer words than the refusal that it led to
+            self._left_out[name] = self._rejected.get(name, str(e))
+            self._say(f"left out: {name}: {self._left_out[name]}")
+        else:
+            self._beside.append(name)
 
     def _cases(self, inputs: Inputs) -> Iterator[Case]:
         """Ours first and last, so that the noise between the two is that of the whole turn."""
@@ -466,10 +480,9 @@ def _after_delay(call: Callable[[], Any], cycles: int) -> Callable[[], Any]:
 def _progress(row: Row) -> str:
     ours = row.column(Role.OURS)
     best = row.named(row.best_peer)
-    told = [f"{row.scenario.value}, {row.tokens} tokens:"]
-    told.append("our way is not timed" if ours is None else f"{ours.name} {ours.us.median:.2f} us")
+    told = ["our way is not timed" if ours is None else f"{ours.name} {ours.us.median:.2f} us"]
     if best is not None:
         told.append(f"best peer {best.label} {best.us.median:.2f} us")
     if row.ratio is not None:
-        told.append(f"ratio {row.ratio.median:.3f} [{row.ratio.p10:.3f}, {row.ratio.p90:.3f}]")
-    return " ".join(told)
+        told.append(f"ours / best peer {row.ratio.median:.3f} [{row.ratio.p10:.3f}, {row.ratio.p90:.3f}]")
+    return f"{row.scenario.value}, {row.tokens} tokens: {', '.join(told)}"

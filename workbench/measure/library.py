@@ -18,6 +18,11 @@ from workbench.trace import Role
 NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
 """The environment of ranks whose times are compared: no system makes NVLink multicast objects."""
 
+LIBRARY_WAYS = ("gloo+norm", "nccl+norm", "norm")
+SYMMETRIC = "symmetric memory"
+SYMMETRIC_WAYS = ("symm1+norm", "symm2+norm", "write", "write by threads")
+"""The names of the cases here."""
+
 Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(summed x, residual, weight) -> (norm, sum + residual); on GPUs the residual is updated in place, as engines do."""
 

@@ -25,7 +25,7 @@ from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Lane, Recorder, Token
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
-from workbench.trace.sample import Sample
+from workbench.trace.sample import Sample, tell_crowding
 from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timeline
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
     "read_rank",
     "rendezvous_lanes",
     "stride_class",
+    "tell_crowding",
     "to_chrome",
     "to_flight_recorder",
     "to_jsonl",

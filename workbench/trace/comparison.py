@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from workbench.documents import Document, parse_document, show_value
+from workbench.trace.sample import tell_crowding
 
 MAX_US = 1e9
 
@@ -138,6 +139,14 @@ class Comparison:
             for row in self.rows
             for name, how in row.wrong
         )
+
+    @property
+    def crowding(self) -> str:
+        """What more CPU ranks than cores mean for the times; "" on GPUs, with enough cores, or where none are told."""
+        cores = self.about.get("cores")
+        if not isinstance(cores, int) or cores < 1 or self.about.get("arch") != "cpu":
+            return ""
+        return tell_crowding(self.ranks, cores)
 
     def scenarios(self) -> tuple[Scenario, ...]:
         """The scenarios there are rows of."""

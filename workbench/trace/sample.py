@@ -30,3 +30,11 @@ class Sample:
     def from_json(cls, data: dict[str, Any]) -> Sample:
         """What to_json gave."""
         return cls(**data)
+
+
+def tell_crowding(ranks: int, cores: int) -> str:
+    """What times of more CPU ranks than cores are worth, in words; "" where each rank has a core."""
+    if ranks <= cores:
+        return ""
+    shared = "one core" if cores == 1 else f"{cores} cores"
+    return f"{ranks} ranks share {shared}: times are noise, and ratios vary between runs"

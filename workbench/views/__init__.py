@@ -1,6 +1,6 @@
 """Records as plotly figures, text twins and one self-contained report page. Computes nothing."""
 
-from workbench.views.group_map import group_map_figure, group_map_text
+from workbench.views.group_map import group_map_caption, group_map_figure, group_map_text
 from workbench.views.group_map_report import group_map_report
 from workbench.views.lanes import lanes_figure, lanes_text
 from workbench.views.notebook import (
@@ -34,6 +34,7 @@ __all__ = [
     "Table",
     "Text",
     "curves_figure",
+    "group_map_caption",
     "group_map_figure",
     "group_map_report",
     "group_map_text",

@@ -70,6 +70,15 @@ def group_map_figure(group_map: GroupMap) -> go.Figure:
     return figure
 
 
+def group_map_caption(group_map: GroupMap) -> str:
+    """How to read the figure. Colours repeat where a kind has many groups, so a colour alone tells none."""
+    number = "number" if group_map.world_size <= MAX_LABELLED else "number (hover to see it)"
+    return (
+        f"A column is a rank, a row a kind of group. Ranks with the same colour and {number} in a row sum together; "
+        "thin rows are aliases; a dot is a rank alone in its group."
+    )
+
+
 def group_map_text(group_map: GroupMap) -> str:
     """The figure's text twin: the map as it prints itself, and how each kind's lists came about."""
     width = max(len(kind) for kind in group_map.kinds)

@@ -15,7 +15,16 @@ OURS = "#0072B2"
 SIMULATED = "#A8487F"
 _LIMIT = "#8A8F98"
 _PEERS = ("#E69F00", "#007A5A", "#B8482A", "#6A5FB0", "#A87300", "#56B4E9", "#7A2F5B", "#5CC5A4")
-_HEAD = ("tokens", "ours us", "p10 to p90", "again", "best peer us", "best peer", "ratio", "p10 to p90", "simulated")
+_HEAD = (
+    *("tokens", "ours us", "p10 to p90", "again", "best peer us", "best peer"),
+    *("ours / best peer", "p10 to p90", "simulated"),
+)
+_OPTIONAL = ("again", "simulated")  # left away where no row has one
+_MEANING = {
+    "again": "ours timed once more, the gap is noise",
+    "ours / best peer": "below 1, ours is faster",
+    "simulated": "us that the cost model says of ours",
+}
 _WORDS = {
     Scenario.TOGETHER: "all ranks come together",
     Scenario.SKEWED: "one rank comes late, time from its arrival",
@@ -74,10 +83,15 @@ def performance_text(comparison: Comparison) -> str:
     """The same as tables, one a scenario. Deterministic given the comparison."""
     blocks = []
     for scenario in comparison.scenarios():
-        cells = [_HEAD, *(_cells(row) for row in comparison.rows if row.scenario is scenario)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(_HEAD))]
-        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-        blocks.append("\n".join([f"{_title(comparison)}: {_WORDS[scenario]}", *lines, *_notes(comparison, scenario)]))
+        found = [_cells(row) for row in comparison.rows if row.scenario is scenario]
+        columns = [c for c in zip(_HEAD, *found, strict=True) if c[0] not in _OPTIONAL or set(c[1:]) != {"-"}]
+        widths = [max(map(len, column)) for column in columns]
+        table = zip(*columns, strict=True)
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        meanings = [f"{h}: {_MEANING[h]}" for h, *_ in columns if h in _MEANING]
+        explained = ["; ".join(meanings)] if meanings else []
+        title = f"{_title(comparison)}: {_WORDS[scenario]}"
+        blocks.append("\n".join([title, *lines, *explained, *_notes(comparison, scenario)]))
     return "\n\n".join(blocks)
 
 
@@ -90,7 +104,7 @@ def performance_markdown(comparison: Comparison) -> str:
     for scenario in comparison.scenarios():
         rows = [row for row in comparison.rows if row.scenario is scenario]
         peers = {c.name: c.label for row in rows for c in row.columns if c.role in (Role.PEER, Role.PART, Role.LIMIT)}
-        head = ["tokens", "ours, us", "p10 to p90", "best peer", "ratio", *peers.values()]
+        head = ["tokens", "ours, us", "p10 to p90", "best peer", "ours / best peer", *peers.values()]
         lines = [f"### {_title(comparison)}: {_WORDS[scenario]}", "", _pipes(head), _pipes(["---:"] * len(head))]
         for row in rows:
             tokens, ours, spread, _, _, best, ratio, _, _ = _cells(row)
@@ -193,7 +207,8 @@ def _notes(comparison: Comparison, scenario: Scenario) -> list[str]:
     rows = [row for row in comparison.rows if row.scenario is scenario]
     wrong = [f"WRONG at {row.tokens} tokens: {name}: {how}" for row in rows for name, how in row.wrong]
     reasons = dict.fromkeys(f"left out: {name}: {why}" for row in rows for name, why in row.left_out)
-    return [*wrong, *reasons]
+    crowded = [comparison.crowding] if comparison.crowding else []
+    return [*crowded, *wrong, *reasons]
 
 
 def _title(comparison: Comparison) -> str:
