@@ -18,6 +18,7 @@ from workbench.backends import build, segments
 from workbench.defects import FLASHINFER, NCCL, known_defects
 from workbench.errors import ArgumentError
 from workbench.launch import ClusterRecord, find_records, find_survivors, stop_survivors
+from workbench.xray import find_py_spy
 
 SMALL_SHM_BYTES = 256 << 20
 
@@ -44,6 +45,7 @@ def examine() -> tuple[Row, ...]:
         _package("ipyparallel"),
         _package("jupyterlab"),
         _flashinfer(),
+        _py_spy(),
         *_known_defects(),
         _compiler(),
         _shared_memory(),
@@ -114,6 +116,13 @@ def _flashinfer() -> Row:
     if version:
         return Row("flashinfer", version)
     return Row("flashinfer", "not installed (optional, for GPUs)", "pip install 'fusion-workbench[gpu]'")
+
+
+def _py_spy() -> Row:
+    program = find_py_spy()
+    if program is not None:
+        return Row("py-spy", program)
+    return Row("py-spy", "not installed (optional, for stacks in `workbench diagnose --pid`)", "pip install py-spy")
 
 
 def _known_defects() -> tuple[Row, ...]:

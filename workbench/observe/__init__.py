@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from workbench.observe.declared import declare
     from workbench.observe.ended import Ended, boot_id, mark_ended, read_ended
     from workbench.observe.environment import recorded_environment
-    from workbench.observe.jobs import find_jobs
+    from workbench.observe.jobs import find_jobs, read_run_id
     from workbench.observe.observed import read_observed
     from workbench.observe.stacks import Frame, dump_stacks
 
@@ -24,6 +24,7 @@ __all__ = [
     "mark_ended",
     "read_ended",
     "read_observed",
+    "read_run_id",
     "recorded_environment",
 ]
 
@@ -36,6 +37,7 @@ _HOMES = {
     "declare": "declared",
     "dump_stacks": "stacks",
     "find_jobs": "jobs",
+    "read_run_id": "jobs",
     "read_observed": "observed",
     "recorded_environment": "environment",
 }

@@ -31,6 +31,15 @@ def claim_job(directory: str, environ: Mapping[str, str]) -> str:
     return directory if number == 1 else os.path.join(directory, f"job-{number}")
 
 
+def read_run_id(directory: str | os.PathLike[str]) -> str:
+    """The run id that torchrun gave to the first job that recorded into `directory`; "" if it gave none."""
+    try:
+        lines = Path(directory, _NAMES).read_text(errors="replace").splitlines()
+        return str(json.loads(lines[0])) if lines else ""
+    except (OSError, ValueError, RecursionError):
+        return ""
+
+
 def find_jobs(directories: Iterable[str | os.PathLike[str]]) -> tuple[tuple[Path, ...], ...]:
     """The directories of each job's traces, in the order in which they began; of one job where there is none yet."""
     tops = [Path(d) for d in directories]

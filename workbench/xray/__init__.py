@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.xray.commands import diagnose, trace
 
 if TYPE_CHECKING:
+    from workbench.xray.attach import find_py_spy
     from workbench.xray.cluster import ClusterXray, xray_cluster
     from workbench.xray.report import write_report
     from workbench.xray.run import Outcome, trace_command
@@ -15,6 +16,7 @@ __all__ = [
     "Outcome",
     "Verdict",
     "diagnose",
+    "find_py_spy",
     "judge",
     "trace",
     "trace_command",
@@ -27,6 +29,7 @@ _HOMES = {
     "xray_cluster": "cluster",
     "Outcome": "run",
     "Verdict": "verdict",
+    "find_py_spy": "attach",
     "judge": "verdict",
     "trace_command": "run",
     "write_report": "report",

@@ -37,16 +37,20 @@ class Seen:
     stack: tuple[Frame, ...] = ()
 
     @property
+    def call(self) -> str:
+        """The function of torch.distributed that the program called and is inside of; "" if it is in none."""
+        own = program_frame(self.stack)
+        inner = () if own is None else self.stack[: self.stack.index(own)]
+        inside = [f for f in inner if "torch/distributed" in f.file and not f.file.endswith("c10d_logger.py")]
+        return inside[-1].function if inside else ""
+
+    @property
     def place(self) -> str:
         """The call of torch.distributed it is in, and the program's line behind it; else where the kernel has it."""
         if not self.stack:
             return f"{self.state} (no stack)"
         own = program_frame(self.stack)
-        assert own is not None
-        inner = self.stack[: self.stack.index(own)]
-        inside = [f for f in inner if "torch/distributed" in f.file and not f.file.endswith("c10d_logger.py")]
-        call = inside[-1].function if inside else self.stack[0].function
-        return f"{call} called by {own}"
+        return f"{self.call or self.stack[0].function} called by {own}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,13 +85,22 @@ class View:
         }
 
     def __str__(self) -> str:
-        lines = [str(f) for f in self.findings]
+        lines = [str(f) for f in self.findings] if self.judged else [self._unjudged()]
         places: dict[str, list[int]] = {}
         for seen in self.seen:
             places.setdefault(seen.place, []).append(seen.world_rank)
         for place, ranks in places.items():
             lines.append(f"world rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {place}")
         return "\n".join([*lines, *(f"not seen: {text}" for text in self.unseen)])
+
+    def _unjudged(self) -> str:
+        """What stacks alone say: they hold no call that has ended, and no group."""
+        if len(self.seen) == self.world_size and all(s.call for s in self.seen):
+            return (
+                "verdict: unknown, but every rank waits inside torch.distributed: if they still do in a minute, the "
+                "job hangs. Calls that differ below are a hint; `workbench trace -- COMMAND` finds whose fault it is"
+            )
+        return "verdict: unknown, since nothing was recorded; this is where the ranks stand"
 
 
 def look_at(pid: int) -> View:
@@ -113,6 +126,11 @@ def look_at(pid: int) -> View:
         judged=recorded is not None,
         unseen=tuple(dict.fromkeys(unseen)),
     )
+
+
+def find_py_spy() -> str | None:
+    """The program that reads stacks from outside; None if it is not installed. Local."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
 
 
 def _ranks_of(pid: int) -> dict[psutil.Process, Mapping[str, str]]:
@@ -158,9 +176,9 @@ def _see(process: psutil.Process, variables: Mapping[str, str], unseen: list[str
 
 def _stack(pid: int, rank: int, unseen: list[str]) -> tuple[Frame, ...]:
     """The main thread's Python frames by py-spy, innermost first."""
-    program = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
+    program = find_py_spy()
     if program is None:
-        unseen.append("stacks: py-spy is not installed (pip install py-spy)")
+        unseen.append("stacks, the lines where the ranks stand: py-spy is not installed; pip install py-spy")
         return ()
     try:
         done = subprocess.run(

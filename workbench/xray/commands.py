@@ -21,10 +21,13 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: float) ->
 
 
 def _writable(_context: click.Context, _option: click.Parameter, file: str | None) -> str | None:
-    """The file for the document, tried before the command runs and not hours later."""
+    """The file for the document, tried before the command runs and not hours later; one that was not there is not."""
     if file not in (None, "-"):
+        is_new = not Path(file).exists()
         try:
             Path(file).open("a", encoding="utf-8").close()
+            if is_new:
+                Path(file).unlink()
         except OSError as e:
             raise click.BadParameter(f"{file} cannot be written: {e.strerror}") from e
     return file
@@ -86,26 +89,40 @@ def trace(deadline: float, out: Path | None, json_file: str | None, command: tup
 
 @click.command()
 @click.option("--pid", type=click.IntRange(min=1), help="A process of a job that hangs and was not recorded.")
+@click.option("--log", type=click.Path(), metavar="FILE", help="Say what known lines of this log mean; - is stdin.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.argument("directories", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
-def diagnose(pid: int | None, as_json: bool, directories: tuple[Path, ...]) -> None:
+def diagnose(pid: int | None, log: str | None, as_json: bool, directories: tuple[Path, ...]) -> None:
     """The verdict from what was recorded: directories of `workbench trace`, of several nodes too. Exit 3 with findings.
+
+    --pid looks at a running job from outside; its stacks need py-spy: pip install py-spy. --log explains lines of a log
+    that are known, each once; exit 3 if there are any.
 
     \b
       workbench diagnose workbench-trace
       workbench diagnose node0/workbench-trace node1/workbench-trace --json
       workbench diagnose --pid 4711
+      workbench diagnose --log train.log
     """
     from workbench.xray.attach import look_at
+    from workbench.xray.logs import explain_log
+    from workbench.xray.nodes import trace_directories
     from workbench.xray.verdict import judge
 
-    if (pid is None) == (not directories):
-        raise click.UsageError("give either directories of `workbench trace` or --pid")
+    if [pid is not None, log is not None, bool(directories)].count(True) != 1:
+        raise click.UsageError("give one of: directories of `workbench trace`, --pid, --log")
+    if log is not None:
+        try:
+            explained = explain_log(log)
+        except OSError as e:
+            raise click.BadParameter(f"{log} cannot be read: {e.strerror}", param_hint="--log") from e
+        click.echo(json.dumps(explained.to_json()) if as_json else str(explained))
+        raise click.exceptions.Exit(3 if explained.known else 0)
     if pid is not None:
         view = look_at(pid)
         document, text, findings = view.to_json(), str(view), view.findings
     else:
-        verdict = judge(*(d / "trace" if (d / "trace").is_dir() else d for d in directories))
+        verdict = judge(*trace_directories(directories))
         document, text, findings = verdict.to_json(command_status=None), str(verdict), verdict.findings
     click.echo(json.dumps(document) if as_json else text)
     if findings:

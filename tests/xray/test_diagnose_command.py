@@ -1,0 +1,121 @@
+"""`workbench diagnose` on logs, on directories that hold no trace or several runs, and its words on stacks alone.
+
+Exact: exit status, fields of the document, and the words that say what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.observe.traced import environment, record, torchrun
+from workbench.observe import Frame
+from workbench.xray.attach import Seen, View
+
+LOG = """\
+step 1
+[rank2]: RuntimeError: \x1b[31mConnection closed by peer\x1b[0m [127.0.0.1]:4711
+step 2
+[rank0]: RuntimeError: Connection reset by peer
+ValueError: Global rank 0 is not part of group <ProcessGroup>
+"""
+
+
+def diagnose(*arguments: str | Path, text: bytes = b"") -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench", "diagnose", *map(str, arguments)],
+        env=environment(),
+        input=text,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_known_lines_of_a_log_are_told_once_with_their_number(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(LOG)
+    done = diagnose("--log", log)
+    assert done.returncode == 3, done.stderr
+    told = done.stdout.splitlines()
+    assert told[0] == ("line 2, and 1 more like it: [rank2]: RuntimeError: Connection closed by peer [127.0.0.1]:4711")
+    assert told[1].startswith("    peer-dead: The connection to another rank ended")
+    assert told[1].endswith("Read on: notebooks/07_xray.ipynb")
+    assert told[2].startswith("line 5: ValueError: Global rank 0")
+    assert told[3].startswith("    wrong-root: ")
+    assert "Try: pass group_src= or group_dst=" in told[3]
+    assert len(told) == 4
+
+
+def test_a_log_comes_from_stdin_too_whatever_its_bytes_are() -> None:
+    done = diagnose("--log", "-", "--json", text=b"\xff\xfe\n" + LOG.encode())
+    assert done.returncode == 3, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["lines"]) == (1, 6)
+    found = [(k["code"], k["line"], k["count"], k["notebook"]) for k in document["known"]]
+    assert found == [("gloo-peer", 3, 2, "07_xray"), ("not-in-group", 6, 1, "01_subgroup_rank_mapping")]
+
+
+def test_a_log_without_a_known_line_is_fine_and_one_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    quiet = tmp_path / "quiet.log"
+    quiet.write_text("step 1\nstep 2\n")
+    done = diagnose("--log", quiet)
+    assert (done.returncode, done.stdout) == (0, "none of 2 lines is known\n")
+    done = diagnose("--log", tmp_path / "missing.log")
+    assert done.returncode == 2
+    assert "missing.log cannot be read: No such file or directory" in done.stderr
+    assert diagnose("--log", quiet, tmp_path).returncode == 2, "one thing at a time"
+
+
+def test_a_directory_without_a_trace_is_bad_input_and_says_what_was_looked_for(tmp_path: Path) -> None:
+    done = diagnose(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"no trace is there; looked for *.wbtrace in {tmp_path}" in done.stderr
+    assert "`workbench trace --out`" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_directories_of_two_runs_are_not_taken_for_two_nodes(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        record(tmp_path / name, torchrun("calls.py"))
+    done = diagnose(tmp_path / "first", tmp_path / "second")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "are of different runs: torchrun's run ids are" in done.stderr
+    for name in ("first", "second"):
+        (tmp_path / name / "trace" / "jobs.jsonl").unlink()
+    done = diagnose(tmp_path / "first", tmp_path / "second")
+    assert "are of different runs: both hold world rank 0; " in done.stderr
+    next((tmp_path / "first" / "trace").glob("*-00000.wbtrace")).unlink()
+    next((tmp_path / "second" / "trace").glob("*-00001.wbtrace")).unlink()
+    done = diagnose(tmp_path / "first", tmp_path / "second")
+    assert "before the other began" in done.stderr
+
+
+def test_stacks_that_all_stand_in_collectives_do_not_read_like_success() -> None:
+    view = View(seen=(_seen(0, "all_reduce"), _seen(1, "barrier")), world_size=2)
+    assert str(view).splitlines() == [
+        "verdict: unknown, but every rank waits inside torch.distributed: if they still do in a minute, the job hangs. "
+        "Calls that differ below are a hint; `workbench trace -- COMMAND` finds whose fault it is",
+        "world rank 0: all_reduce called by step (train.py:7)",
+        "world rank 1: barrier called by step (train.py:7)",
+    ]
+    assert view.to_json()["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_where_a_rank_computes_or_is_not_seen_no_hang_is_claimed(world_size: int) -> None:
+    view = View(seen=(_seen(0, "all_reduce"), _seen(1, "all_reduce" if world_size == 3 else "")), world_size=world_size)
+    assert str(view).startswith("verdict: unknown, since nothing was recorded; this is where the ranks stand\n")
+
+
+def _seen(world_rank: int, call: str) -> Seen:
+    library = (Frame(call, "/venv/site-packages/torch/distributed/distributed_c10d.py", 2),) if call else ()
+    return Seen(
+        pid=1, world_rank=world_rank, state="sleeping", cpu_s=1.0, stack=(*library, Frame("step", "train.py", 7))
+    )
