@@ -14,7 +14,7 @@ from workbench.measure import FusedSpec, Gives
 from workbench.measure.case import CaseFailedError
 from workbench.measure.fused import ratio_of
 from workbench.measure.timing import from_last_arrival
-from workbench.trace import Scenario, Spread, parse_comparison
+from workbench.trace import Spread, parse_comparison
 
 
 def test_every_way_of_this_machine_is_checked_timed_and_the_result_is_equal_on_each_rank() -> None:
@@ -46,7 +46,7 @@ def test_every_way_of_this_machine_is_checked_timed_and_the_result_is_equal_on_e
 
 
 def test_the_time_with_a_late_rank_counts_from_its_arrival() -> None:
-    """Nanoseconds (arrival, end) of three calls on two ranks, the second 200 ms late: 700, 600 and 900 us after it came."""
+    """Nanoseconds (arrival, end) of three calls; the second rank comes late, and all is over 700, 600, 900 us after."""
     early = [(0, 200_700_000), (300_000_000, 500_500_000), (600_000_000, 800_900_000)]
     late = [(200_000_000, 200_650_000), (500_000_000, 500_600_000), (800_000_000, 800_800_000)]
     assert from_last_arrival([early, late]) == 700.0
