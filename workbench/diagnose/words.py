@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from workbench.trace import Event, GroupInfo, RankCall
+
+_MOST_ERROR = 400  # characters
+_CPP_STACK = re.compile(r"\s*(Exception raised from .* \(most recent call first\)|C\+\+ CapturedTraceback)")
+_ADDRESS = re.compile(r"\[?[0-9a-fA-F:.]+\]?:\d+")
 
 
 def ranks_words(world_ranks: Iterable[int]) -> str:
@@ -41,14 +46,33 @@ def parties_words(parties: Mapping[str, Sequence[int]]) -> str:
 
 def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:
     """One line a call: its begin, and how it ended."""
-    lines = []
+    lines: list[str] = []
+    told: set[str] = set()
     for call in calls:
-        ended = "never ended" if call.end is None else f"raised {call.end.error}" if call.end.error else "returned"
+        ended = "never ended" if call.end is None else "returned"
+        if call.end is not None and call.end.error:
+            same = _without_address(call.end.error)
+            ended = "raised the same" if same in told else f"raised {error_words(call.end.error)}"
+            told.add(same)
         lines.append(f"{call.event}: {ended}")
     return (*lines[:most], f"and {len(lines) - most} more") if len(lines) > most else tuple(lines)
 
 
 def raised(calls: Iterable[RankCall]) -> str:
     """' It raised ...', with each text once; '' if nothing was raised."""
-    texts = dict.fromkeys(c.end.error for c in calls if c.end is not None and c.end.error)
-    return f" It raised {'; '.join(texts)}" if texts else ""
+    texts: dict[str, str] = {}
+    for call in calls:
+        if call.end is not None and call.end.error:
+            texts.setdefault(_without_address(call.end.error), error_words(call.end.error))
+    return f" It raised {'; '.join(texts.values())}" if texts else ""
+
+
+def error_words(text: str) -> str:
+    """An exception's text on one line, without the stack of C++ that torch adds to it."""
+    line = " ".join(_CPP_STACK.split(text, maxsplit=1)[0].split())
+    return line if len(line) <= _MOST_ERROR else f"{line[: _MOST_ERROR - 3]}..."
+
+
+def _without_address(text: str) -> str:
+    """Ranks that lose one peer tell of it with an address and a port each."""
+    return _ADDRESS.sub("", error_words(text))

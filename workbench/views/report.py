@@ -23,9 +23,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Text as it stands, in a fixed width."""
+    """Text as it stands, in a fixed width. `wraps`: lines too long for the page go on below; else it scrolls."""
 
     text: str
+    wraps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _plain(part: Text | Code | Table) -> str:
     if isinstance(part, Text):
         return "\n".join(f"<p>{escape(p.strip())}</p>" for p in part.text.split("\n\n") if p.strip())
     if isinstance(part, Code):
-        return f'<pre tabindex="0">{escape(part.text)}</pre>'
+        return f'<pre{" class=wraps" if part.wraps else ""} tabindex="0">{escape(part.text)}</pre>'
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in part.head)
     rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in part.rows)
     caption = f"<caption>{escape(part.caption)}</caption>" if part.caption else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.demo import write_private
@@ -27,6 +29,8 @@ from workbench.views import (
     timeline_text,
 )
 from workbench.xray.verdict import Verdict, source_lines
+
+_START_UP = frozenset({"init_process_group", "new_group"})
 
 
 def write_report(path: Path, verdict: Verdict, *, command: str, command_status: int | None) -> Path:
@@ -61,7 +65,7 @@ def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
     if verdict.interrupted and trace is not None:
         ended += " It was interrupted by Ctrl-C: what is told is how it stood then."
     ended += "" if status is None else f" The command's exit status is {status}."
-    return Section("Verdict", (Code(command), Text(found + ended)))
+    return Section("Verdict", (Code(command, wraps=True), Text(found + ended)))
 
 
 def _finding(number: int, finding: Finding, late: Sequence[str]) -> Section:
@@ -74,7 +78,7 @@ def _finding(number: int, finding: Finding, late: Sequence[str]) -> Section:
     ]
     code = source_lines((finding.message, *finding.evidence), most=8)
     if finding.evidence or code:
-        parts.append(Code("\n".join([*finding.evidence, *(f"> {line}" for line in code)])))
+        parts.append(Code("\n".join([*finding.evidence, *(f"> {line}" for line in code)]), wraps=True))
     parts += [Text(f"{line}.") for line in late]
     parts.append(Text(f"Try: {finding.fix}"))
     return Section(heading, tuple(parts))
@@ -125,5 +129,19 @@ def _observed(trace: Trace) -> GroupMap | None:
 def _lanes(lanes: Lanes) -> list[Section]:
     if not lanes.calls:
         return []
-    picture = Picture(lanes_figure(lanes), lanes_text(lanes), "A lane is a rank; pale: waiting for a member.")
-    return [Section("Who waited for whom", (picture,))]
+    shown, before = _after_start_up(lanes)
+    picture = Picture(lanes_figure(shown), lanes_text(shown), "A lane is a rank; pale: waiting for a member.")
+    return [Section("Who waited for whom", (*([Text(before)] if before else []), picture))]
+
+
+def _after_start_up(lanes: Lanes) -> tuple[Lanes, str]:
+    """From the first call that makes no group on, and what went before in words; all of it if nothing came after."""
+    number = next((n for n, c in enumerate(lanes.calls) if c.op not in _START_UP), 0)
+    start_up, calls = lanes.calls[:number], lanes.calls[number:]
+    if not start_up or any(c.waiting or c.missing for c in start_up):
+        return lanes, ""
+    start_ns = calls[0].start_ns
+    made = Counter(c.op for c in start_up)
+    words = ", ".join(op if n == 1 else f"{n} x {op}" for op, n in made.items())
+    took = f"The start-up took {(start_ns - lanes.start_ns) / 1e9:.1f} s ({words})"
+    return replace(lanes, calls=calls, start_ns=start_ns), f"{took}; the figure and its times begin after it."

@@ -16,8 +16,8 @@ from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.rules.order import explain_absence
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
-from workbench.diagnose.words import call_words, evidence_of, group_words, raised, ranks_words
-from workbench.trace import RankCall
+from workbench.diagnose.words import call_words, error_words, evidence_of, group_words, raised, ranks_words
+from workbench.trace import GroupInfo, RankCall
 
 TIMED_OUT = re.compile(r"timed?[ -]?out|monitoredBarrier", re.IGNORECASE)
 """What an exception says when a wait ran out; others say that a connection ended."""
@@ -86,8 +86,12 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
         waited_s = (scene.end_ns - event.time_ns) / 1e9
         told.append(f"{ranks_words(waiting)} still wait{'s' * (len(waiting) == 1)} after {waited_s:.1f} s")
     told.append(f"{ranks_words(blamed)} never did" if meeting.missing else f"nothing is known of {ranks_words(blamed)}")
-    default = ""
-    if "default group" in marks(event) and any(len(g) < len(meeting.name.world_ranks) for g in scene.made):
+    lead, default, fix = "", "", _FIX
+    meant = _forgotten(scene, meeting, blamed)
+    if meant is not None:
+        lead = f"called without group=, so over all ranks, by exactly the members of {group_words(meant)}: "
+        fix = f"pass {group_words(meant)} to this call as group="
+    elif "default group" in marks(event) and any(len(g) < len(meeting.name.world_ranks) for g in scene.made):
         default = ". It was called without group=, so over all ranks"
     where = "; ".join(_whereabouts(scene, r) for r in blamed[:4])
     finding = Finding(
@@ -95,13 +99,24 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
         kind=Kind.RENDEZVOUS_PARTIAL if rendezvous else Kind.MISSING_CALL,
         ranks=blamed,
         group=meeting.group,
-        message=f"{call_words(event)}, {meeting}: {', '.join(told)}{default}. {where}.{raised(meeting.came.values())}",
+        message=f"{lead}{call_words(event)}, {meeting}: {', '.join(told)}{default}. {where}."
+        f"{raised(meeting.came.values())}",
         evidence=evidence_of(meeting.came.values()),
         certainty=_certainty(scene, blamed, bool(meeting.missing)),
-        fix=_FIX,
+        fix=fix,
     )
     weight = Weight.SYMPTOM if all(_has_own_trouble(scene, r) for r in blamed) else Weight.CAUSE
     return Claim(finding, _since_ns(scene, event.time_ns, blamed), weight, call_words(event))
+
+
+def _forgotten(scene: Scene, meeting: Meeting, blamed: Sequence[int]) -> GroupInfo | None:
+    """The group that the callers most likely meant: they are its members, and the others have gone on without them."""
+    if not all("default group" in marks(c.event) for c in meeting.came.values()):
+        return None
+    if not all(scene.is_gone(r) or (r in scene.ranks and scene.ranks[r].inside is not None) for r in blamed):
+        return None
+    groups = (g for r in meeting.came if r in scene.ranks for g in scene.ranks[r].trace.groups)
+    return next((g for g in groups if set(g.world_ranks) == set(meeting.came)), None)
 
 
 def _has_own_trouble(scene: Scene, world_rank: int) -> bool:
@@ -129,7 +144,7 @@ def _whereabouts(scene: Scene, world_rank: int) -> str:
     if story is None:
         return f"world rank {world_rank} left no records"
     if story.exception is not None:
-        return f"world rank {world_rank} ended with {story.exception.error}"
+        return f"world rank {world_rank} ended with {error_words(story.exception.error)}"
     if story.inside is not None:
         return f"world rank {world_rank} is inside {call_words(story.inside.event)}"
     last = f"its last call was {call_words(story.calls[-1].event)}" if story.calls else "it made no call"

@@ -12,12 +12,13 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.scene import POLITE, RankStory, Scene, marks
-from workbench.diagnose.words import call_words, ranks_words
+from workbench.diagnose.words import call_words, error_words, ranks_words
 from workbench.trace import CallSite, Event
 
 _CAUSES = frozenset(
@@ -72,8 +73,8 @@ def _exception(events: list[Event], by_call: bool) -> Claim:
         kind=kind,
         ranks=ranks,
         group=first.group,
-        message=f"{ranks_words(ranks)} raised {first.error}{where}.{meaning}",
-        evidence=tuple(str(e) for e in events[:8]),
+        message=f"{ranks_words(ranks)} raised {error_words(first.error)}{where}.{meaning}",
+        evidence=tuple(str(replace(e, error=e.error.partition(":")[0])) for e in events[:8]),
         certainty=Certainty.IS if told or not by_call else Certainty.LIKELY,
         fix=known.fix if known is not None else "repair what this rank ran into; the other ranks waited for it",
     )
