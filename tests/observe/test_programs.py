@@ -47,6 +47,8 @@ def test_a_program_runs_the_same_and_its_collectives_are_recorded(tmp_path: Path
         "verdict": "ok",
         "world_size": 2,
         "command_status": 0,
+        "ended_at_deadline_s": None,
+        "interrupted": False,
         "findings": [],
     }
     trace = traced.trace
