@@ -88,6 +88,7 @@ QUIET_S = {"v31_a_host_that_is_unknown": 20.0}  # a resolver may take its time t
 
 LIKELY = {"v19_two_calls_in_opposite_order", "w06_swapped_in_two_branches", "v25_one_barrier_too_many"}
 LIKELY |= {"v27_a_rank_absent_from_a_monitored_barrier", "v28_numbers_of_a_group_in_a_message"}
+LIKELY |= {"f3_3_a_stage_waits_for_the_other"}
 """Equal calls that change places; and ranks that are alive and in no call, which may yet come."""
 
 
