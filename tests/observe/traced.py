@@ -88,5 +88,5 @@ def begins(trace: Trace, world_rank: int) -> list[Event]:
 
 def results(output: str) -> Mapping[str, str]:
     """What the ranks printed: RESULT <rank> <values>."""
-    lines = (line.partition("RESULT ")[2] for line in output.splitlines() if "RESULT " in line)
+    lines = (told.partition("\n")[0] for told in output.split("RESULT ")[1:])  # two ranks may share a line
     return dict(sorted(line.split(" ", 1) for line in lines))
