@@ -17,7 +17,7 @@ from tests.notebooks.serving import ROOT, serve
 from workbench.notebooks import find_browser
 
 CHROMIUM = find_browser()
-FIGURES = {"00_start_here": 5, "01_subgroup_rank_mapping": 3}
+FIGURES = {"00_start_here": 6, "01_subgroup_rank_mapping": 3}
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium or Chrome on this machine; install one or set BROWSER_PATH to test the pages"
