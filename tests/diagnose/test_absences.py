@@ -132,6 +132,20 @@ def test_ranks_that_a_launcher_ended_after_a_failure_are_not_blamed() -> None:
     assert [(f.kind, f.ranks) for f in findings] == [(Kind.PEER_EXCEPTION, (0,)), (Kind.MISSING_CALL, (0,))]
 
 
+def test_a_rank_that_had_destroyed_its_groups_is_blamed_though_a_launcher_ended_it() -> None:
+    """Ranks 0 and 2 wait for 1, which has left; its connections close, they fail, and the launcher ends what is left."""
+    made = Made(3)
+    _all(made)
+    made.call(1, "destroy_process_group", TP)
+    closed = "RuntimeError: Connection closed by peer [127.0.0.1]:5034"
+    for rank in (0, 2):
+        made.call(rank, "all_gather_object", TP, error=closed, site=site(50))
+        made.instant(rank, "exception", error=closed, site=site(50))
+        made.exit(rank, status=1)
+    made.exit(1, status=-15)
+    assert _said(diagnose(made.trace())[0]) == (Kind.RENDEZVOUS_PARTIAL, (1,), Certainty.IS)
+
+
 def test_a_wait_that_ran_out_blames_whoever_was_waited_for() -> None:
     made = Made(3)
     _all(made)

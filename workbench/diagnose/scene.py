@@ -120,6 +120,11 @@ class RankStory:
         return next((c for c in reversed(self.calls) if c.end is None and not is_async(c)), None)
 
     @property
+    def has_left(self) -> bool:
+        """Whether the last thing it did was to destroy its groups: it comes to no further call, however it ends."""
+        return bool(self.calls) and self.calls[-1].event.op == "destroy_process_group"
+
+    @property
     def plan(self) -> list[RankCall]:
         """Its new_group calls, in order."""
         return [c for c in self.calls if c.event.op == "new_group" and c.event.group is not None]

@@ -71,8 +71,12 @@ def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
 
 
 def _was_on_its_way(scene: Scene, world_rank: int) -> bool:
-    """Whether somebody ended the rank, after another one had failed, while it stood in no call: it may have come."""
-    return scene.was_ended(world_rank) and scene.ranks[world_rank].inside is None
+    """Whether somebody ended the rank, after another one had failed, while it stood in no call: it may have come.
+
+    Not if it had destroyed its groups: it had left.
+    """
+    story = scene.ranks[world_rank]
+    return scene.was_ended(world_rank) and story.inside is None and not story.has_left
 
 
 def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple[int, ...]) -> Claim:
@@ -134,7 +138,10 @@ def _since_ns(scene: Scene, asked_ns: int, blamed: Sequence[int]) -> int:
 
 
 def _certainty(scene: Scene, blamed: Sequence[int], recorded: bool) -> Certainty:
-    stuck = all(scene.is_gone(r) or (r in scene.ranks and scene.ranks[r].inside is not None) for r in blamed)
+    stories = {r: scene.ranks[r] for r in blamed if r in scene.ranks}
+    stuck = all(
+        scene.is_gone(r) or (r in stories and (stories[r].inside is not None or stories[r].has_left)) for r in blamed
+    )
     return Certainty.IS if recorded and stuck else Certainty.LIKELY
 
 
