@@ -133,7 +133,7 @@ def test_ranks_that_a_launcher_ended_after_a_failure_are_not_blamed() -> None:
 
 
 def test_a_rank_that_had_destroyed_its_groups_is_blamed_though_a_launcher_ended_it() -> None:
-    """Ranks 0 and 2 wait for 1, which has left; its connections close, they fail, and the launcher ends what is left."""
+    """Ranks 0 and 2 wait for 1, which has left: its connections close, they fail, and the launcher ends the rest."""
     made = Made(3)
     _all(made)
     made.call(1, "destroy_process_group", TP)
