@@ -23,8 +23,8 @@ def compiled(directory: Path, *flags: str) -> Path:
         pytest.skip("no C++ compiler here")
     program = directory / "stress"
     line = [*command, *FLAGS, *flags, str(ROOT / "cuda" / "stress.cpp"), "-o", str(program)]
-    if subprocess.run(line, check=False, capture_output=True, timeout=100).returncode != 0:
-        pytest.skip("no compiler with a working ThreadSanitizer here")
+    done = subprocess.run(line, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[:4000]
     return program
 
 
@@ -35,10 +35,17 @@ def run(program: Path, *numbers: int) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = compiled(tmp_path_factory.mktemp("tsan"))
-    if run(program, 2, 1, 0, 1).returncode != 0:
+    """The twin, where an empty program runs under ThreadSanitizer; what goes wrong with the twin itself is red."""
+    directory = tmp_path_factory.mktemp("tsan")
+    (directory / "empty.cpp").write_text("int main() {}")
+    command, empty = find_compiler(), directory / "empty"
+    if command is None:
+        pytest.skip("no C++ compiler here")
+    line = [*command, *FLAGS, str(directory / "empty.cpp"), "-o", str(empty)]
+    made = subprocess.run(line, check=False, capture_output=True, timeout=100)
+    if made.returncode != 0 or run(empty).returncode != 0:
         pytest.skip("no compiler with a working ThreadSanitizer here")
-    return program
+    return compiled(directory)
 
 
 @pytest.mark.parametrize(("ranks", "lanes", "calls"), [(2, 3, 80), (3, 2, 60), (4, 2, 60), (8, 2, 16), (16, 1, 8)])
