@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from workbench.backends.busy import Busy
 from workbench.fabric import Verdict
-from workbench.ops import FusedOutput, Op, Rounding
+from workbench.ops import FusedOutput, Limits, Op, Rounding
 from workbench.ranks import GroupKey
 
 __all__ = ["Channel", "Json", "Request", "Room", "Verdict", "Workspace"]
@@ -108,3 +108,16 @@ class Workspace(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor: ...
 
     def close(self) -> None: ...
+
+
+def gpu_limits(channel: Channel, request: Request) -> Limits:
+    """What calls of a workspace on a GPU must fit."""
+    return Limits(
+        hidden=request.hidden,
+        dtype=request.dtype,
+        max_tokens=request.max_tokens,
+        group=str(channel.key),
+        world_rank=channel.world_rank,
+        device="cuda",
+        ops=request.ops,
+    )

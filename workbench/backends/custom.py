@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from workbench.backends import custom_abi as abi
-from workbench.backends.base import Channel, Request, Room, Verdict
+from workbench.backends.base import Channel, Request, Room, Verdict, gpu_limits
 from workbench.backends.custom_build import build_cuda, why_no_kernels
 from workbench.backends.custom_memory import Shape, SharedSlots, kernel_vote, share_slots
 from workbench.errors import ClosedError, DeadlineError, ResourceError
-from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
+from workbench.ops import FusedOutput, Op, Rounding, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "custom"
@@ -102,15 +102,7 @@ class CustomWorkspace:
         self._shared, self._memory = shared, shared.memory
         self._failure = ""
         self._closed = False
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            device="cuda",
-            ops=request.ops,
-        )
+        self._limits = gpu_limits(channel, request)
         self._calls = {
             (op, algorithm, cluster): self._template(op, algorithm, cluster, shape, channel.timeout_s)
             for op in Op

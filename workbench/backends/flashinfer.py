@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from workbench.backends.base import Channel, Request, Room, Verdict
+from workbench.backends.base import Channel, Request, Room, Verdict, gpu_limits
 from workbench.backends.first_calls import EPS, prove_calls
 from workbench.backends.flashinfer_comm import ChannelComm, create_together
 from workbench.backends.places import require_own_gpus
 from workbench.backends.vote import vote
 from workbench.defects import FLASHINFER, find_refusal
 from workbench.errors import ClosedError, ResourceError, WorkbenchError
-from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
+from workbench.ops import FusedOutput, Op, Rounding, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "flashinfer"
@@ -197,15 +197,7 @@ class FlashInferWorkspace:
         self._size, self._fusion = channel.key.size, fusion
         self._native = native
         self._comm = importlib.import_module("flashinfer.comm")
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            device="cuda",
-            ops=request.ops,
-        )
+        self._limits = gpu_limits(channel, request)
 
     @property
     def broken(self) -> str:

@@ -12,11 +12,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Channel, Request, Verdict
+from workbench.backends.base import Channel, Request, Verdict, gpu_limits
 from workbench.errors import ClosedError
 from workbench.ops import (
     FusedOutput,
-    Limits,
     add_rms_norm,
     check_all_reduce,
     check_empty,
@@ -61,15 +60,7 @@ class NcclWorkspace:
         self.request = request
         self._group: dist.ProcessGroup | None = channel.data_group
         self._place = [channel.key.torch_rank(r) for r in channel.key.world_ranks]
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            device="cuda",
-            ops=request.ops,
-        )
+        self._limits = gpu_limits(channel, request)
 
     @property
     def broken(self) -> str:

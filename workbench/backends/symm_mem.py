@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from workbench.backends.base import Channel, Request, Room, Verdict
+from workbench.backends.base import Channel, Request, Room, Verdict, gpu_limits
 from workbench.backends.first_calls import EPS, prove_calls
 from workbench.backends.places import require_own_gpus
 from workbench.backends.vote import vote
@@ -30,7 +30,6 @@ from workbench.errors import ClosedError, ResourceError, WorkbenchError
 from workbench.ops import (
     DTYPES,
     FusedOutput,
-    Limits,
     Rounding,
     add_rms_norm,
     check_all_reduce,
@@ -123,15 +122,7 @@ class SymmMemWorkspace:
         self.size_bytes = self._buffer.numel() * dtype.itemsize
         self._group_name = channel.torch_group.group_name
         self._handle: Any = None
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            device="cuda",
-            ops=request.ops,
-        )
+        self._limits = gpu_limits(channel, request)
 
     @property
     def broken(self) -> str:
