@@ -235,3 +235,20 @@ def test_the_clock_of_a_made_trace_is_that_of_its_events() -> None:
     made = Made(1)
     made.exit(0)
     assert made.trace().events[-1].time_ns == made.now_ns == START_NS + 1000
+
+
+@pytest.mark.parametrize("last_to_act", [0, 2, 3])
+def test_who_stands_in_an_exchange_that_others_stay_away_from_is_not_at_fault_for_a_send(last_to_act: int) -> None:
+    made = Made(4)
+    world = group("world", 0, 1, 2, 3)
+    steps = {
+        0: lambda: made.begin(0, "broadcast_object_list", world, site=site(18)),
+        2: lambda: made.begin(2, "recv", world, site=site(22), peer_world_rank=0),
+        3: lambda: made.instant(3, "new_group"),
+    }
+    last = steps.pop(last_to_act)
+    for step in (*steps.values(), last):
+        step()
+    cause, *symptoms = diagnose(made.trace())
+    assert _said(cause) == (Kind.RENDEZVOUS_PARTIAL, (1, 2, 3), Certainty.LIKELY)
+    assert [_said(s) for s in symptoms] == [(Kind.MISSING_CALL, (0,), Certainty.IS)]

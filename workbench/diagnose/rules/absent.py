@@ -41,16 +41,14 @@ def rule(scene: Scene) -> Iterator[Claim]:
         claims.append(_unpaired(scene, call, peer))
         waits[call.event.world_rank] = (call, (peer,))
     circle = _circle(waits)
-    if circle and not any(waits[r][0].event.op in EXCHANGES for r in circle):
+    exchanging = {r for r in circle if waits[r][0].event.op in EXCHANGES}
+    if circle and not exchanging:
         yield _circular(circle, waits)
-        members = set(circle)
-        for claim in claims:
-            if members & set(claim.finding.ranks):
-                yield replace(claim, weight=Weight.SYMPTOM)
-            else:
-                yield claim
-    else:
-        yield from claims
+        led_to = set(circle)
+    else:  # who stands in an exchange that the others stay away from is not at fault for what it does not send
+        led_to = exchanging if len(exchanging) < len(circle) else set()
+    for claim in claims:
+        yield replace(claim, weight=Weight.SYMPTOM) if led_to & set(claim.finding.ranks) else claim
 
 
 def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
