@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from workbench.observe.described import describe_tensor, reduce_op_name
+from workbench.observe.described import describe_tensor, parts_words, reduce_op_name
 from workbench.observe.endings import tell_exception
 from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import known_group
@@ -172,10 +172,15 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             fields["root_group_rank"] = args[root_at]
         if peer_at >= 0:
             fields["peer_world_rank"] = known.ranks[args[peer_at]]
+        note = ""
+        if op in ("all_to_all", "all_to_all_single"):
+            taken, sent, _, *sizes = args
+            taken_sizes, sent_sizes = sizes[:2] if op == "all_to_all_single" else (None, None)
+            note = parts_words(sent, sent_sizes, taken, taken_sizes, len(known.ranks))
         capture = this_process.capturing > 0
         name = op if many else op.removesuffix("_coalesced")  # torch's own way to say one all_gather_into_tensor
         remark = f"async; {REMARK}; below Python" if tensor.is_cuda else "async; below Python"
-        token = known.lane.begin(name, path=known.backend, capture=capture, remark=remark, **fields)
+        token = known.lane.begin(name, path=known.backend, capture=capture, remark=remark, note=note, **fields)
         return None if token is None else (known.lane, token, tensor.is_cuda)
 
     def kernel(keyset: Any, *args: Any) -> Any:

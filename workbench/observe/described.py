@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.trace import stride_class
+from workbench.trace import Parts, stride_class
 
 _INPUTS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors")
 _OUTPUTS = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list", "scatter_list")
@@ -35,6 +35,10 @@ class Described:
         self._num_inputs = len(inputs)
         self._op = self._place("op")
         self._default_op = parameters["op"].default if "op" in parameters else None
+        names = ("input", "input_split_sizes", "output", "output_split_sizes")
+        if "output_split_sizes" not in parameters:
+            names = ("input_tensor_list", "", "output_tensor_list", "")
+        self._parts = [self._place(n) for n in names] if names[0] in parameters and names[2] in parameters else []
         self._plain = [p for p in (self._op, self._who, self._group_who) if p[0] is not _NOWHERE]
 
     def _place(self, name: str) -> tuple[int, str]:
@@ -68,6 +72,15 @@ class Described:
             if value is not None:
                 return bool(getattr(value, "is_cuda", False))
         return False
+
+    def parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks: tuple[int, ...]) -> str:
+        """Of an all-to-all: what this rank sends to each of `ranks` and takes from each; "" of any other call."""
+        if not self._parts:
+            return ""
+        sent, sent_sizes, taken, taken_sizes = (
+            args[at] if len(args) > at else kwargs.get(name) for at, name in self._parts
+        )
+        return parts_words(sent, sent_sizes, taken, taken_sizes, len(ranks))
 
     def fields(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks: tuple[int, ...]) -> dict[str, Any]:
         """The fields of Lane.begin that the arguments speak of. `ranks`: the group's members."""
@@ -134,6 +147,30 @@ def _word(op: Any) -> str:
 
         name = next((n for n, member in ReduceOp.RedOpType.__members__.items() if op == member), str(op))
     return str(name).rpartition(".")[2].strip("<>: 0123456789").lower() or "?"
+
+
+def parts_words(sent: Any, sent_sizes: Any, taken: Any, taken_sizes: Any, num_members: int) -> str:
+    """The parts of an all-to-all; "" where all are equal, and where torch itself will refuse.
+
+    sent, taken: a tensor each, split along its rows by the sizes (None or empty: evenly); or a list of tensors each.
+    """
+    try:
+        parts = Parts(_part_sizes(sent, sent_sizes, num_members), _part_sizes(taken, taken_sizes, num_members))
+        return "" if parts == Parts.even(parts.sends[0], num_members) else str(parts)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ZeroDivisionError):
+        return ""
+
+
+def _part_sizes(value: Any, sizes: Any, num_members: int) -> tuple[int, ...]:
+    """Elements, by member. Raises TypeError for a size that is only a symbol while torch compiles."""
+    if isinstance(value, _LISTS):
+        found = [tensor.numel() for tensor in value]
+    else:
+        row = value.shape[1:].numel()
+        found = [n * row for n in sizes] if sizes else [value.numel() // num_members] * num_members
+    if any(type(n) is not int for n in found):
+        raise TypeError(f"{found} are no numbers yet")
+    return tuple(found)
 
 
 def describe_tensor(tensor: Any, found: dict[str, Any]) -> None:

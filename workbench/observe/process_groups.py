@@ -107,7 +107,9 @@ def _recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[
         capture = this_process.capturing > 0
         look = what.key(args, kwargs)
         key = (op, capture, group is None, is_member, is_async, on_gpu, inside, line, instruction, *look)
-        token = known.lane.begin_known(key, frame, describe, args, kwargs, known)
+        token = known.lane.begin_known(
+            key, frame, describe, args, kwargs, known, note=what.parts(args, kwargs, known.ranks)
+        )
         return known.lane, token, used if on_gpu else None
 
     @functools.wraps(original)

@@ -22,6 +22,7 @@ from workbench.trace.flight_recorder import (
 )
 from workbench.trace.jsonl import from_jsonl, to_jsonl
 from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
+from workbench.trace.parts import Parts
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Lane, Recorder, Token
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
@@ -40,6 +41,7 @@ __all__ = [
     "Header",
     "Lane",
     "Lanes",
+    "Parts",
     "Phase",
     "Presence",
     "RankCall",

@@ -267,7 +267,12 @@ class Lane:
         return end_head, sequence
 
     def begin_known(
-        self, key: tuple[Any, ...], frame: FrameType | None, describe: Callable[..., Mapping[str, Any]], *args: Any
+        self,
+        key: tuple[Any, ...],
+        frame: FrameType | None,
+        describe: Callable[..., Mapping[str, Any]],
+        *args: Any,
+        note: str = "",
     ) -> Token | None:
         """begin, for a caller that counts microseconds: describe(key, *args) gives begin's fields, once a key and line.
 
@@ -285,7 +290,7 @@ class Lane:
             sequence = self._latest = next(self._calls)
         else:
             sequence = next(self._peer_calls.setdefault(peer, count(1)))
-        file.write(self._word, next(self._events), sequence, head)
+        file.write(self._word, next(self._events), sequence, head, note)
         return end_head, sequence
 
     def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
