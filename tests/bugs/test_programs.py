@@ -57,6 +57,16 @@ FAULTY = {
     ("w04_both_receive_first", 2): ("order-swap", (0, 1), "wait for each other in a circle"),
     ("w05_two_groups_in_two_orders", 2): ("order-swap", (0, 1), "wait for each other in a circle"),
     ("w06_swapped_in_two_branches", 2): ("order-swap", (0, 1), "the same 2 calls in two orders"),
+    ("w08_more_tokens_than_expected", 2): (
+        "shape-mismatch",
+        (0, 1),
+        "world rank 0 sends 24 to 1, which takes 16 from it",
+    ),
+    ("w09_fewer_tokens_than_expected", 3): (
+        "shape-mismatch",
+        (0, 2),
+        "world rank 0 sends 24 to 2, which takes 32 from it",
+    ),
     ("f1_1_a_backend_that_forwards_its_root", 4): ("wrong-root", (2, 3), "in CommBackend.bcast"),
     ("f1_2_a_leader_in_two_numberings", 4): ("wrong-root", (2, 3), "in run_once"),
     ("f1_3_the_source_gets_no_gradient", 2): ("peer-exception", (1,), "gradient is [0.0, 0.0, 0.0]"),
@@ -68,6 +78,7 @@ FAULTY = {
     ("f3_2_a_default_that_became_the_world", 4): ("rendezvous-partial", (2, 3), "in create_workspace"),
     ("f3_3_a_stage_waits_for_the_other", 4): ("rendezvous-partial", (2, 3), "world rank 2 is inside recv"),
     ("f3_5_one_workspace_for_two_groups", 4): ("rendezvous-partial", (0, 1), "in fused_all_reduce"),
+    ("f3_8_a_workspace_made_by_a_compiler_pass", 2): ("peer-exception", (0, 1), "must be initialized"),
     ("f6_2_a_gather_that_leaves_the_channel_bad", 2): ("shape-mismatch", (0, 1), "[3, 4]"),
     ("f6_3_a_bucket_for_the_local_batch", 2): ("shape-mismatch", (0, 1), "[8, 4]"),
     ("f6_4_tuned_by_each_rank", 2): ("shape-mismatch", (0, 1), "[128]"),
@@ -76,12 +87,15 @@ FAULTY = {
     ("f7_1_ahead_with_dummy_batches", 2): ("ordinal-drift", (1,), "in run_dummy_batch"),
     ("f7_2_an_idle_rank_dies", 2): ("peer-exception", (1,), "cannot reshape tensor of 0 elements"),
     ("f7_2_an_idle_rank_stays_away", 2): ("rendezvous-partial", (1,), "world rank 1 never did"),
+    ("f7_4_three_ranks_are_refused", 3): ("peer-exception", (0, 1, 2), "size 3 has no all-reduce kernel"),
+    ("f7_5_sixteen_times_one_warning", 16): ("peer-exception", tuple(range(16)), "was told 16 times"),
 }
 HARMLESS = [
     ("v22_nothing_meets_nothing", 2),
     ("v32_gather_of_nothing", 4),
     ("f7_6_odd_groups_and_sizes", 6),
     ("w07_many_ways_to_communicate", 4),
+    ("w10_a_root_that_is_refused_and_caught", 3),
 ]
 
 QUIET_S = {"v31_a_host_that_is_unknown": 20.0}  # a resolver may take its time to say no

@@ -42,3 +42,48 @@ def test_the_first_members_of_groups_are_not_suspected_because_another_line_is_w
     _broadcast(made, {0: 1, 2: 1, 1: 3, 3: 3}, line=12)
     _broadcast(made, {0: 0, 2: 0, 1: 1, 3: 1}, line=20)
     assert [(f.kind, f.ranks) for f in diagnose(made.trace())] == [(Kind.WRONG_ROOT, (0, 2))]
+
+
+def _refused_and_caught(*survivors: int) -> Made:
+    """Four ranks broadcast from 7, which none of their groups has; the survivors make another call after it."""
+    made = Made(4)
+    _broadcast(made, dict.fromkeys(range(4), 7))
+    for rank in survivors:
+        made.call(rank, "all_reduce", (EVEN, ODD)[rank % 2], site=site(30))
+    return made
+
+
+def test_a_root_that_every_rank_was_refused_and_got_over_is_no_finding() -> None:
+    made = _refused_and_caught(0, 1, 2, 3)
+    assert diagnose(made.trace()) == ()
+    made.exit(0, 1, 2, 3)
+    assert diagnose(made.trace()) == ()
+
+
+def test_a_root_that_the_program_got_over_is_told_beside_what_went_wrong_later() -> None:
+    made = _refused_and_caught(0, 1, 2, 3)
+    made.begin(0, "barrier", EVEN, site=site(40))
+    made.exit(2)
+    findings = diagnose(made.trace())
+    assert [(f.kind, f.ranks) for f in findings] == [
+        (Kind.MISSING_CALL, (2,)),
+        (Kind.WRONG_ROOT, (0, 1, 2, 3)),
+    ]
+    assert "Global rank 7 is not part of group" in findings[1].message
+
+
+def test_a_root_that_ended_one_of_the_ranks_is_told_first() -> None:
+    made = _refused_and_caught(0, 1, 2)
+    made.exit(3, status=1)
+    first = diagnose(made.trace())[0]
+    assert (first.kind, first.ranks) == (Kind.WRONG_ROOT, (0, 1, 2, 3))
+
+
+def test_a_root_that_one_group_was_refused_and_another_took_is_told_though_it_was_caught() -> None:
+    made = Made(4)
+    _broadcast(made, dict.fromkeys(range(4), 1))
+    made.exit(0, 1, 2, 3)
+    assert [(f.kind, f.ranks) for f in diagnose(made.trace())] == [
+        (Kind.WRONG_ROOT, (0, 2)),
+        (Kind.WRONG_ROOT, (1, 3)),
+    ]

@@ -12,7 +12,6 @@ def test_parts_are_written_with_their_runs_and_read_back() -> None:
     assert str(parts) == "sends 12,8x3; takes 0,20x3"
     assert Parts.parse(f"default group; async; {parts}") == parts
     assert Parts.parse(f"{parts}; for step 3") == parts
-    assert Parts.even(4, 3) == Parts((4, 4, 4), (4, 4, 4))
 
 
 def test_parts_that_would_take_too_long_a_note_are_left_out() -> None:

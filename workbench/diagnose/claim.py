@@ -17,6 +17,7 @@ class Weight(IntEnum):
     REMARK = 1  # would be a cause, were nothing else found
     SYMPTOM = 2
     ALONE = 3  # told only where nothing else is
+    BESIDE = 4  # told only where something else is: the program got over it
 
 
 @dataclass(frozen=True, slots=True)

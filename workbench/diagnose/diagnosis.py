@@ -50,8 +50,14 @@ def diagnose(
     scene = Scene(trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, source=source)
     claims = [(claim, number) for number, rule in enumerate(RULES) for claim in rule(scene)]
     ordered = _merge(claim for claim, _ in sorted(claims, key=lambda c: (c[0].weight, c[0].time_ns, c[1])))
-    explained = any(claim.weight is not Weight.ALONE for claim in ordered)
-    return tuple(dict.fromkeys(c.finding for c in ordered if not (explained and c.weight is Weight.ALONE)))
+    return tuple(dict.fromkeys(c.finding for c in _told(ordered)))
+
+
+def _told(claims: Sequence[Claim]) -> list[Claim]:
+    """Those that are told, given which others there are."""
+    faults = [c for c in claims if c.weight not in (Weight.ALONE, Weight.BESIDE)]
+    faults = faults or [c for c in claims if c.weight is Weight.ALONE]
+    return [*faults, *(c for c in claims if c.weight is Weight.BESIDE)] if faults else []
 
 
 def _merge(claims: Iterable[Claim]) -> list[Claim]:

@@ -109,6 +109,13 @@ class RankStory:
             return None
         return None if latest.error.startswith("KeyboardInterrupt") else latest
 
+    def went_on_after(self, call: RankCall) -> bool:
+        """Whether the rank got over what this call raised: it made others since, or ended well."""
+        assert call.end is not None
+        number = call.end.ordinal
+        later = any(c.event.ordinal > number and c.event.op != "destroy_process_group" for c in self.calls)
+        return later or self.exit_status == 0
+
     @property
     def thread_exceptions(self) -> list[Event]:
         """Those that nobody caught in a thread: what the thread was for is not done, and the rank goes on."""

@@ -150,14 +150,13 @@ def _word(op: Any) -> str:
 
 
 def parts_words(sent: Any, sent_sizes: Any, taken: Any, taken_sizes: Any, num_members: int) -> str:
-    """The parts of an all-to-all; "" where all are equal, and where torch itself will refuse.
+    """The parts of an all-to-all; "" for what torch itself will refuse, and for too many to keep.
 
     sent, taken: a tensor each, split along its rows by the sizes (None or empty: evenly); or a list of tensors each.
     """
     try:
-        parts = Parts(_part_sizes(sent, sent_sizes, num_members), _part_sizes(taken, taken_sizes, num_members))
-        return "" if parts == Parts.even(parts.sends[0], num_members) else str(parts)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ZeroDivisionError):
+        return str(Parts(_part_sizes(sent, sent_sizes, num_members), _part_sizes(taken, taken_sizes, num_members)))
+    except (AttributeError, RuntimeError, TypeError):
         return ""
 
 

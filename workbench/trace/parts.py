@@ -19,11 +19,6 @@ class Parts:
     takes: tuple[int, ...]
 
     @classmethod
-    def even(cls, num_elements: int, num_members: int) -> Parts:
-        """The parts of a call whose note names none: so many elements to each member, and as many from each."""
-        return cls((num_elements,) * num_members, (num_elements,) * num_members)
-
-    @classmethod
     def parse(cls, note: str) -> Parts | None:
         """What a note says of parts; None if it says nothing, or something else."""
         found = _WORDS.search(note)

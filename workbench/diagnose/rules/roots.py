@@ -21,26 +21,43 @@ _Where = tuple[CallSite | None, str, int | None]  # the line, the operation and 
 
 
 def rule(scene: Scene) -> Iterator[Claim]:
-    outside: set[_Where] = set()
+    outside = [
+        (name, meeting, wrong)
+        for name, meetings in scene.meetings.items()
+        for meeting in meetings
+        if (wrong := {r: c for r, c in meeting.came.items() if _is_outside(c)})
+    ]
+    if not outside:
+        return
+    survived = _survived(scene)
     told: set[tuple[GroupName, _Where]] = set()
+    for name, meeting, wrong in outside:
+        where = _where(next(iter(wrong.values())))
+        if (name, where) not in told:
+            yield _outside(meeting, wrong, Weight.BESIDE if where[0] in survived else Weight.CAUSE)
+        told.add((name, where))
+    suspected = {_where(c) for _, _, wrong in outside for c in wrong.values()}
     for name, meetings in scene.meetings.items():
-        for meeting in meetings:
-            wrong = {r: c for r, c in meeting.came.items() if _is_outside(c)}
-            if not wrong:
-                continue
-            where = _where(next(iter(wrong.values())))
-            if (name, where) not in told:
-                yield _outside(meeting, wrong)
-            told.add((name, where))
-            outside |= {_where(c) for c in wrong.values()}
-    for name, meetings in scene.meetings.items() if outside else ():
         for meeting in meetings:
             first = meeting.first
             root = first.event.root_world_rank
-            if _where(first) in outside and not _is_outside(first) and root is not None:
+            if _where(first) in suspected and not _is_outside(first) and root is not None:
                 if root < len(name.world_ranks) and name.world_ranks[root] != root:
                     yield _place(meeting, root)
                 break
+
+
+def _survived(scene: Scene) -> set[CallSite | None]:
+    """Lines from which every call, by all members, was refused for its root, and after which every rank went on."""
+    refused: set[CallSite | None] = set()
+    others: set[CallSite | None] = set()
+    for meetings in scene.meetings.values():
+        for meeting in meetings:
+            for rank, call in meeting.came.items():
+                failed = _is_outside(call) and call.end is not None and call.end.error != ""
+                over = failed and not meeting.absent and scene.ranks[rank].went_on_after(call)
+                (refused if over else others).add(call.event.site)
+    return refused - others
 
 
 def _is_outside(call: RankCall) -> bool:
@@ -54,7 +71,7 @@ def _where(call: RankCall) -> _Where:
     return call.event.site, call.event.op, call.event.root_world_rank
 
 
-def _outside(meeting: Meeting, wrong: dict[int, RankCall]) -> Claim:
+def _outside(meeting: Meeting, wrong: dict[int, RankCall], weight: Weight) -> Claim:
     event = next(iter(wrong.values())).event
     root, members = event.root_world_rank, meeting.name.world_ranks
     meant = ""
@@ -71,7 +88,7 @@ def _outside(meeting: Meeting, wrong: dict[int, RankCall]) -> Claim:
         certainty=Certainty.IS,
         fix=_FIX,
     )
-    return Claim(finding, event.time_ns, line=call_words(event))
+    return Claim(finding, event.time_ns, weight, call_words(event))
 
 
 def _place(meeting: Meeting, root: int) -> Claim:

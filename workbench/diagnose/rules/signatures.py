@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.rules.order import explain_difference
+from workbench.diagnose.rules.parts import find_unequal_parts
 from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
 from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised
 from workbench.trace import Event
@@ -48,7 +49,7 @@ class _Field:
 def rule(scene: Scene) -> Iterator[Claim]:
     for meetings in scene.meetings.values():
         for place, meeting in enumerate(meetings):
-            claim = _disagreement(meetings, place) or _gaps(meeting)
+            claim = _disagreement(meetings, place) or find_unequal_parts(meeting) or _gaps(meeting)
             if claim is not None:
                 yield claim
                 break

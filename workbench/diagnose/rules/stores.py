@@ -45,10 +45,7 @@ def _is_stuck(scene: Scene, story: RankStory, call: RankCall) -> bool:
     """Whether the rank waits still, or its wait ran out and it came no further; one that asks now and then goes on."""
     if call.end is None:
         return scene.waits(call) and not scene.was_ended(story.world_rank)
-    went_on = story.exit_status == 0 or any(
-        c.event.ordinal > call.end.ordinal and c.event.op != "destroy_process_group" for c in story.calls
-    )
-    return not went_on and _TIMED_OUT.search(call.end.error) is not None
+    return _TIMED_OUT.search(call.end.error) is not None and not story.went_on_after(call)
 
 
 def _keys(call: RankCall) -> list[str]:
