@@ -21,10 +21,11 @@ from workbench.trace.flight_recorder import (
     write_flight_recorder,
 )
 from workbench.trace.jsonl import from_jsonl, to_jsonl
+from workbench.trace.lane_writer import Lane, Token
 from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
 from workbench.trace.parts import Parts
 from workbench.trace.reader import read_directory, read_progress, read_rank
-from workbench.trace.recorder import Lane, Recorder, Token
+from workbench.trace.recorder import Recorder
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
 from workbench.trace.sample import Sample, tell_crowding
 from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timeline

@@ -45,6 +45,16 @@ MIN_FILE_BYTES = 64 << 10
 MAX_FILE_BYTES = 64 << 20
 
 
+def with_phase(head: bytes, phase: int) -> bytes:
+    """A packed HEAD, of another phase."""
+    return bytes((phase,)) + head[1:]
+
+
+def with_flag(head: bytes, flag: int) -> bytes:
+    """A packed HEAD, with one more flag."""
+    return bytes((head[0], head[1] | flag)) + head[2:]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where the parts of one file lie. Units: bytes, and `places` in records."""

@@ -1,0 +1,244 @@
+"""Lane: writes one group's calls on this rank. What repeats from call to call is packed once and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any
+
+from workbench.trace import layout as at
+from workbench.trace.event import CallSite, GroupInfo
+from workbench.trace.file_writer import TraceFile
+
+Token = tuple[bytes, int]
+"""What begin gives and end takes: the part of the end's record that is known by then, and the sequence number."""
+
+_Known = tuple[bytes, bytes, tuple[str, int] | None, Sequence[CodeType]]
+"""A call described before: the heads of its two records, its operation and peer if it has one, and the code objects
+whose ids its key holds, kept so that these ids stay taken."""
+
+
+class Lane:
+    """One group's calls on this rank. `begin` and `end` together cost a few microseconds."""
+
+    def __init__(self, file: TraceFile | None, info: GroupInfo | None, *, slot: int, group_id: int) -> None:
+        """Use Recorder.group."""
+        self.info = info
+        self._file = file
+        self._group_id = group_id
+        self._word = at.WORD_SLOTS + slot
+        self._known: dict[Any, _Known] = {}
+        self._events = count(1)
+        self._calls = count(1)
+        self._latest = 0
+        self._peer_calls: dict[tuple[str, int], Iterator[int]] = {}
+
+    def begin(
+        self,
+        op: str,
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+        path: str | None = None,
+        reduce_op: str | None = None,
+        root_group_rank: int | None = None,
+        root_world_rank: int | None = None,
+        peer_world_rank: int | None = None,
+        stride_class: str | None = None,
+        capture: bool = False,
+        note: str = "",
+        remark: str = "",
+    ) -> Token | None:
+        """Record that this rank enters a call, and give what `end` needs.
+
+        One root number is enough: the other follows from the group. Give both to record what a program passed.
+        A call with `peer_world_rank` (send, recv) is counted per operation and peer, and not in the group's sequence.
+        `remark` opens the note of both events; it is for words that many calls share, and costs nothing a call.
+        Shapes: `shape` and `dtype` are the input tensor's; stride_class() gives `stride_class`.
+        """
+        file = self._file
+        if file is None or not file.live:
+            return None
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
+            frame = frame.f_back
+        key = (
+            *(op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer_world_rank, stride_class),
+            *((remark, capture, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, capture)),
+        )
+        try:
+            known = self._known[key]
+        except (KeyError, TypeError):
+            known = self._describe(key, key, frame)
+        head, end_head, peer, _ = known
+        if peer is None:
+            sequence = self._latest = next(self._calls)
+        else:
+            sequence = next(self._peer_calls.setdefault(peer, count(1)))
+        file.write(self._word, next(self._events), sequence, head, note)
+        return end_head, sequence
+
+    def begin_known(
+        self,
+        key: tuple[Any, ...],
+        frame: FrameType | None,
+        describe: Callable[..., Mapping[str, Any]],
+        *args: Any,
+        note: str = "",
+    ) -> Token | None:
+        """begin, for a caller that counts microseconds: describe(key, *args) gives begin's fields, once a key and line.
+
+        key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. A key that
+        cannot be hashed is described afresh.
+        """
+        file = self._file
+        if file is None or not file.live:
+            return None
+        try:
+            head, end_head, peer, _ = self._known[key]
+        except (KeyError, TypeError):
+            head, end_head, peer, _ = self._meet(file, key, frame, describe, args)
+        if peer is None:
+            sequence = self._latest = next(self._calls)
+        else:
+            sequence = next(self._peer_calls.setdefault(peer, count(1)))
+        file.write(self._word, next(self._events), sequence, head, note)
+        return end_head, sequence
+
+    def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
+        """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
+        file = self._file
+        if file is None or token is None or not file.live:
+            return
+        head, sequence = token
+        if error:
+            head = at.with_flag(head, at.FLAG_ERROR)
+        file.write(self._word, next(self._events), sequence, head, error or note)
+
+    def instant(
+        self,
+        op: str,
+        *,
+        path: str | None = None,
+        note: str = "",
+        error: str = "",
+        remark: str = "",
+        site: CallSite | None = None,
+    ) -> None:
+        """Record something that has no length: a plan, a fallback, a state change."""
+        file = self._file
+        if file is None or not file.live:
+            return
+        frame: FrameType | None = None if site is not None else sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(file.inner_files):
+            frame = frame.f_back
+        key = (
+            *(op, None, None, path, None, None, None, None, None),
+            *((remark, False, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, False, site)),
+        )
+        try:
+            known = self._known[key]
+        except (KeyError, TypeError):
+            known = self._describe(key, key, frame, where=site)
+        head = at.with_phase(known[0], at.PHASES["I"])
+        if error:
+            head = at.with_flag(head, at.FLAG_ERROR)
+        file.write(self._word, next(self._events), self._latest, head, error or note)
+
+    @contextlib.contextmanager
+    def span(self, op: str, **fields: Any) -> Iterator[None]:
+        """begin and end around a block; an exception is recorded and goes on. `fields` are those of begin."""
+        token = self.begin(op, **fields)
+        try:
+            yield
+        except BaseException as e:
+            self.end(token, error=f"{type(e).__name__}: {e}")
+            raise
+        self.end(token)
+
+    def _meet(
+        self,
+        file: TraceFile,
+        key: tuple[Any, ...],
+        frame: FrameType | None,
+        describe: Callable[..., Mapping[str, Any]],
+        args: tuple[Any, ...],
+    ) -> _Known:
+        """What begin_known does not know yet. Where `frame` is an inner one, the caller's line belongs to the key."""
+        codes = [] if frame is None else [frame.f_code]
+        called, line = key, frame
+        while line is not None and line.f_code.co_filename.startswith(file.inner_files):
+            line = line.f_back
+        if line is not None and line is not frame:
+            codes.append(line.f_code)
+            key = (*key, id(line.f_code), line.f_lasti)
+            with contextlib.suppress(KeyError, TypeError):
+                return self._known[key]
+        fields = describe(called, *args)
+        return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes)
+
+    def _describe(
+        self,
+        key: tuple[Any, ...],
+        fields: Sequence[Any],
+        frame: FrameType | None,
+        *,
+        where: CallSite | None = None,
+        codes: Sequence[CodeType] = (),
+    ) -> _Known:
+        """The parts of a call's records that repeat from call to call. `fields` begin with _DESCRIBED."""
+        assert self._file is not None
+        op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides, remark, capture, *_ = fields
+        if self.info is not None and root_world_rank is None and root_group_rank is not None:
+            root_world_rank = _at(self.info.world_ranks, root_group_rank)
+        elif self.info is not None and root_group_rank is None and root_world_rank in self.info.world_ranks:
+            root_group_rank = self.info.world_ranks.index(root_world_rank)
+        site = None
+        if frame is not None:
+            site = {"site": [frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno]}
+        elif where is not None:
+            site = {"site": [where.function, where.file, where.line]}
+        add = self._file.add
+        what = at.WHAT.pack(
+            *(self._group_id, add(str(op)), add(None if shape is None else [_number(n) for n in shape])),
+            *(add(_text(dtype)), add(_text(path)), add(_text(reduce_op)), add(_text(strides)), add(site)),
+            *(_rank(root_group_rank), _rank(root_world_rank), _rank(peer)),
+        )
+        remark_id = add(str(remark)) if remark else 0
+        if remark_id > at.MAX_REMARK_ID:
+            remark_id = at.ID_LOST
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        head = at.HEAD.pack(at.PHASES["B"], at.FLAG_CAPTURE if capture else 0, remark_id, what)
+        codes = codes or (() if frame is None else (frame.f_code,))
+        known = head, at.with_phase(head, at.PHASES["E"]), None if peer is None else (op, peer), codes
+        with contextlib.suppress(TypeError):  # a list for a shape: described afresh each time
+            self._known[key] = known
+        return known
+
+
+_DESCRIBED = (
+    *("op", "shape", "dtype", "path", "reduce_op", "root_group_rank", "root_world_rank"),
+    *("peer_world_rank", "stride_class", "remark", "capture"),
+)  # the fields that _describe takes, in its order
+_MOST_KNOWN = 4096  # descriptions a lane keeps before it starts afresh
+
+
+def _at(ranks: tuple[int, ...], place: Any) -> int | None:
+    return ranks[place] if isinstance(place, int) and 0 <= place < len(ranks) else None
+
+
+def _rank(value: Any) -> int:
+    return value if isinstance(value, int) and -(1 << 31) < value < (1 << 31) else at.NO_RANK
+
+
+def _number(value: Any) -> int:
+    """A dim as a plain int; -1 for a size that is only a symbol while torch compiles."""
+    return value if type(value) is int else -1
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None else str(value)
