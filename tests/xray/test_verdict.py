@@ -26,7 +26,7 @@ WORLD = GroupKey("world", (0, 1))
 def record_job(directory: Path, run: str, *, error_on: int | None = None) -> None:
     """Two ranks that make one call each; one of them may raise before it."""
     for rank in (0, 1):
-        with Recorder.open(claim_job(str(directory), {"TORCHELASTIC_RUN_ID": run}), rank) as recorder:
+        with Recorder.open(claim_job(str(directory), {"TORCHELASTIC_RUN_ID": run}, rank), rank) as recorder:
             lane = recorder.group(WORLD)
             lane.end(lane.begin("all_reduce", shape=(2,), dtype="float32"))
             if rank == error_on:

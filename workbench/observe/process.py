@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from workbench.observe.environment import DIRECTORY, claim_rank
 from workbench.observe.jobs import claim_job
 from workbench.observe.stacks import register_stack_dump
 from workbench.ranks import GroupKey, GroupMap
-from workbench.trace import Lane, Recorder, Token
+from workbench.trace import Lane, Recorder, Token, TraceError, read_progress
 
 OPAQUE = "a call of its own"
 
@@ -72,16 +73,20 @@ class Process:
         """In a forked child: it is another rank, or none."""
         self._start()
 
-    def become(self, world_rank: int) -> None:
-        """Open the file of this rank, and write what happened before. A file that cannot be is told once on stderr."""
+    def become(self, world_rank: int, place: str | None = None) -> None:
+        """Open the file of this rank, and write what happened before. A file that cannot be is told once on stderr.
+
+        place: where the rank meets the others of its job, unless a launcher made it this rank. See claim_job.
+        """
         with self._lock:
             if self.recorder.enabled and self.recorder.world_rank == world_rank:
                 return
-            self.recorder.close()
+            self._leave()
             directory = os.environ[DIRECTORY]
             try:
                 restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
-                self.recorder = Recorder.open(claim_job(directory, os.environ), world_rank, first_attempt=restarts)
+                job = claim_job(directory, os.environ, world_rank, place=place)
+                self.recorder = Recorder.open(job, world_rank, first_attempt=restarts)
                 register_stack_dump(directory)
             except (WorkbenchError, OSError, ValueError) as e:
                 sys.stderr.write(f"workbench: world rank {world_rank} is not recorded: {e}\n")
@@ -100,6 +105,14 @@ class Process:
                     else:
                         tokens[event.op] = self.recorder.begin(event.op, note=event.note)
             self._early.clear()
+
+    def _leave(self) -> None:
+        """Close the file of the rank it was so far, and take it away if nothing happened as that rank."""
+        path = self.recorder.path
+        self.recorder.close()
+        with contextlib.suppress(OSError, TraceError):
+            if path is not None and read_progress(path) == 0:
+                path.unlink()
 
     def fail(self, error: Exception) -> None:
         """Recording a call failed, which is our fault: say so once on stderr, and let the program go on."""

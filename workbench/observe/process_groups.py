@@ -23,7 +23,7 @@ from workbench.observe.endings import record_endings, tell_exception
 from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import Known, forget_groups, known_group, known_groups, note_group, strange_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.stores import record_store_waits, remember_prefixes, store_note
+from workbench.observe.stores import meeting_place, record_store_waits, remember_prefixes, store_note
 from workbench.observe.works import end_completed, record_work_waits, start_polling, start_work
 from workbench.trace import Lane, Recorder, Token
 
@@ -171,7 +171,7 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
         given = _given(signature, args, kwargs)
         rank, size = _rank_and_size(given)
         if rank is not None:
-            this_process.become(rank)
+            this_process.become(rank, meeting_place(given, os.environ))
         this_process.start_generation()
         label = str(module._world.group_count)
         ranks = tuple(range(size or 0))
@@ -188,7 +188,7 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
             raise
         finally:
             if rank is None and not error:
-                this_process.become(module.get_rank())
+                this_process.become(module.get_rank(), meeting_place(given, os.environ))
             (lane or this_process.recorder).end(token, error=error)
         note_group(module.GroupMember.WORLD, lane)
         return result

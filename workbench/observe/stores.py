@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
+from urllib.parse import urlparse
 
 from workbench.observe.process import this_process
 
@@ -70,10 +71,31 @@ def store_note(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
             return f"store {method}"
         of_launcher = method.startswith("env://") and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return f"store of the launcher, attempt {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if of_launcher else ""
+    prefixes, store = _underlying(store)
+    if store not in _numbers:
+        _numbers[store] = next(_next_number)
+    return f"store {_numbers[store]}" + (f" under {prefixes}" if prefixes else "")
+
+
+def meeting_place(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Where the ranks of this call of init_process_group meet: a port, a file, a prefix of a store; equal on all."""
+    store, method = given.get("store"), str(given.get("init_method") or "env://")
+    if store is not None:
+        prefixes, store = _underlying(store)
+        place = getattr(store, "port", None) or getattr(store, "path", None) or type(store).__name__
+        return f"{prefixes} on {place}" if prefixes else str(place)
+    if method.startswith("file://"):
+        return method
+    try:
+        return str(urlparse(method).port or environ.get("MASTER_PORT", ""))
+    except ValueError:  # no port of this world, as torch will say
+        return method
+
+
+def _underlying(store: Any) -> tuple[str, Any]:
+    """The prefixes under which a store keeps its keys, and the store below them."""
     prefixes = []
     while store in _prefixes:
         prefix, store = _prefixes[store]
         prefixes.append(prefix)
-    if store not in _numbers:
-        _numbers[store] = next(_next_number)
-    return f"store {_numbers[store]}" + (f" under {'/'.join(reversed(prefixes))}" if prefixes else "")
+    return "/".join(reversed(prefixes)), store
