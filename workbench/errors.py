@@ -65,9 +65,35 @@ class PeerDeadError(WorkbenchError, RuntimeError):
         self.dead = dead
 
 
+class CallFailedError(WorkbenchError, RuntimeError):
+    """A call ended on one rank by an error that no vote foresaw: memory that ran out inside it, a bug.
+
+    Raised alike on every rank that waits for that one. `failed` holds its world rank; there the error is the cause.
+    """
+
+    def __init__(self, message: str, *, failed: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+    @classmethod
+    def arose(cls, group: object, what: str, world_rank: int, error: BaseException | str) -> CallFailedError:
+        """The error for what ended `what` of `group` on one rank. `error` may be its text, as another rank was told."""
+        text = error if isinstance(error, str) else name_error(error)
+        return cls(
+            f"{group}: {what} failed on world rank {world_rank}: {text}; its traceback there has the cause; then "
+            f"rebuild() the session on every rank, or start again",
+            failed=(world_rank,),
+        )
+
+
 class ClosedError(WorkbenchError, RuntimeError):
     """The session or workspace was closed, or broken by an earlier failure."""
 
 
 class UnsupportedPlatformError(WorkbenchError, RuntimeError):
     """Not Linux, or a kernel without what the package needs."""
+
+
+def name_error(error: BaseException) -> str:
+    """'TypeError: its text', on one line and not too long to tell."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")[:600]

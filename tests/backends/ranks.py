@@ -14,8 +14,10 @@ import torch.distributed as dist
 from tests import forked
 from workbench.backends.base import Request
 from workbench.backends.busy import Busy
+from workbench.errors import CallFailedError
 from workbench.ops import ALL, Rounding
 from workbench.ranks import GroupKey
+from workbench.runtime.story import Story
 
 
 def run_outcomes(
@@ -64,12 +66,19 @@ class GlooChannel:
         self.torch_group = torch_group
         self.busy = Busy(str(key))
         self.timeout_s = timeout_s
+        self._story = Story(dist.distributed_c10d._get_default_store(), f"story of {key}")
 
     def gather(self, value: Any, *, what: str) -> list[Any]:  # noqa: ARG002 - the signature of every channel
         told: list[Any] = [None] * self.key.size
         dist.all_gather_object(told, (self.world_rank, value), group=self.torch_group)
         by_rank = dict(told)
         return [by_rank[r] for r in self.key.world_ranks]
+
+    def fail(self, what: str, error: Exception) -> Exception:
+        return self._story.tell(CallFailedError.arose(self.key, what, self.world_rank, error))
+
+    def story(self) -> Exception | None:
+        return self._story.read()
 
 
 @contextmanager

@@ -254,26 +254,3 @@ def test_a_rank_without_memory_for_a_path_takes_it_from_all(monkeypatch: pytest.
             return plan.choice, dict(plan.rejected)["shm"]
 
     assert run_ranks(2, body) == [("gloo", "world rank 1: no page is left")] * 2
-
-
-def test_an_error_that_nobody_foresaw_frees_the_members_that_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the rank that raised stays inside its session."""
-
-    def body(rank: int) -> tuple[str, float]:
-        def broken(*_: Any) -> Any:
-            raise RuntimeError("a bug of ours")
-
-        if rank == 1:
-            monkeypatch.setattr(shm, "room", broken)
-        s = Session(TWO, device="cpu", timeout_s=30)
-        started = time.monotonic()
-        with pytest.raises(RuntimeError if rank else ClosedError) as e:
-            s.prepare("tp", **SIZES)
-        elapsed_s = time.monotonic() - started
-        time.sleep(0.5 if rank else 0)
-        s.close()
-        return str(e.value), elapsed_s
-
-    (told, waited_s), _ = run_ranks(2, body)
-    assert told == "tp[0,1]: world rank 1 left its session: RuntimeError: a bug of ours"
-    assert waited_s < 15

@@ -50,6 +50,14 @@ class Channel(Protocol):
         """
         ...
 
+    def fail(self, what: str, error: Exception) -> Exception:
+        """What every member is to raise for an error of this one that nobody foresaw; the others are told it. Local."""
+        ...
+
+    def story(self) -> Exception | None:
+        """What every member is to raise since one of them left or failed; None while nobody has. Local: one look."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -80,9 +88,9 @@ class Workspace(Protocol):
     Shapes: x, residual [tokens, hidden]; weight [hidden]; 0 <= tokens <= request.max_tokens, equal on every member.
         All contiguous, of request.dtype, on the CPU for CPU backends. Results are fresh tensors.
     Raises: ArgumentError or CapacityError for a call that does not fit, before anything waits; the workspace stays
-        good. ArgumentError too where members came with different calls, DeadlineError and PeerDeadError from a wait;
-        after these, and after an interrupt, the workspace is broken: each later call is a ClosedError that tells the
-        story.
+        good. ArgumentError too where members came with different calls, DeadlineError and PeerDeadError from a wait,
+        and what `Channel.story` tells; after these, and after an interrupt, the workspace is broken: each later call is
+        a ClosedError that tells the story.
     `empty` is local and gives memory that peers read in place. `close` is local, may be called twice, and leaves
     tensors that are still held readable.
     """

@@ -21,6 +21,7 @@ from workbench.backends.vote import vote
 from workbench.errors import ClosedError, DeadlineError, ResourceError, WorkbenchError
 from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
 
+LOOK_EVERY_S = 0.25  # whether a member has left, while data moves
 _COMPARING = "comparing calls"
 
 
@@ -147,8 +148,12 @@ def _all_gather(channel: Channel, places: list[int], x: torch.Tensor, call_numbe
     try:
         work = dist.all_gather(received, x, group=channel.torch_group, async_op=True)
         deadline = time.monotonic() + channel.timeout_s
-        pause_s = 20e-6
+        looked, pause_s = time.monotonic(), 20e-6
         while not work.is_completed():
+            if time.monotonic() > looked + LOOK_EVERY_S:
+                looked = time.monotonic()
+                if (story := channel.story()) is not None:
+                    raise story
             if time.monotonic() > deadline:
                 _require_all_there(channel, call_number, "a deadline")
                 raise DeadlineError(

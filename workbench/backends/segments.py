@@ -7,6 +7,7 @@ to a process that died during one: then the lock is free and the process is gone
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -72,17 +73,18 @@ class OwnSegment(Segment):
             raise
 
     def unlink(self) -> None:
-        """Take the name away. What is mapped stays."""
+        """Take the name away, unless somebody did. What is mapped stays."""
         if self._named:
             self._named = False
-            os.unlink(_path(self.name))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_path(self.name))
 
     def close(self) -> None:
         """Give up the name. Memory and lock go with the last tensor over it. May be called twice."""
         self.unlink()
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # first: closed twice, the number may be somebody else's by then
+            os.close(fd)
 
 
 def map_segment(name: str, size_bytes: int) -> Segment:

@@ -53,7 +53,7 @@ from workbench.errors import (
     ResourceError,
     WorkbenchError,
 )
-from workbench.ops import FusedOutput, Limits, check_all_reduce, check_empty, check_fused
+from workbench.ops import FusedOutput, Limits, Op, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "shm"
@@ -93,11 +93,8 @@ def bind(channel: Channel, request: Request) -> ShmWorkspace:
         return ShmWorkspace(channel, request, build_cpu(), None, [], [])
     with ExitStack() as undo:
         mine: list[OwnSegment] = []
-        peers: list[Segment] = []
-        watched: list[tuple[int, int]] = []
         undo.callback(sweep_segments)  # a member that died in between leaves its segment to the others
         undo.callback(mine.clear)  # or the traceback of a failure would keep the memory mapped
-        undo.callback(peers.clear)
         sweep_segments()
 
         def allocate() -> Json:
@@ -120,25 +117,32 @@ def bind(channel: Channel, request: Request) -> ShmWorkspace:
         told = vote(channel, "shared memory", allocate)
         _require_equal(channel, told)
 
+        made: list[ShmWorkspace] = []
+
         def attach() -> Json:
             library = build_cpu()
             layout = _layout(library, request)
-            for group_rank, answer in enumerate(told):
-                if key.world_ranks[group_rank] == channel.world_rank:
-                    peers.append(mine[0])
-                    continue
-                peers.append(_map_peer(library, answer["name"], layout, request))
-                if answer["pid"] != os.getpid():
-                    fd = _watch(answer["pid"], answer["started"])
-                    undo.callback(os.close, fd)
-                    watched.append((fd, group_rank))
+            with ExitStack() as watches:
+                peers: list[Segment] = []
+                watched: list[tuple[int, int]] = []
+                for group_rank, answer in enumerate(told):
+                    if key.world_ranks[group_rank] == channel.world_rank:
+                        peers.append(mine[0])
+                        continue
+                    peers.append(_map_peer(library, answer["name"], layout, request))
+                    if answer["pid"] != os.getpid():
+                        fd = _watch(answer["pid"], answer["started"])
+                        watches.callback(os.close, fd)
+                        watched.append((fd, group_rank))
+                made.append(ShmWorkspace(channel, request, library, mine[0], peers, watched))
+                watches.pop_all()  # the workspace closes them
             return None
 
+        undo.callback(lambda: made.pop().close() if made else None)
         vote(channel, "mapping the peers' shared memory", attach)
         mine[0].unlink()
-        workspace = ShmWorkspace(channel, request, build_cpu(), mine[0], peers, watched)
         undo.pop_all()
-        return workspace
+        return made[0]
 
 
 class ShmWorkspace:
@@ -157,8 +161,8 @@ class ShmWorkspace:
     ) -> None:
         library = load_library(library_path)
         self.request = request
+        self._channel = channel
         self._key = channel.key
-        self._world_rank = channel.world_rank
         self._timeout_s = channel.timeout_s
         self._limits = Limits(
             hidden=request.hidden,
@@ -220,13 +224,13 @@ class ShmWorkspace:
         if self._story:
             raise ClosedError(self._story)
         tokens = check_all_reduce(self._limits, x)
-        out = torch.empty_like(x)
         try:
+            out = torch.empty_like(x)
             status = self._run_sum(self._context, tokens, x.data_ptr(), out.data_ptr())
             if status:
                 self._see_through(status)
         except BaseException as e:
-            self._after(e)
+            self._after(Op.ALL_REDUCE, e)
             raise
         return out
 
@@ -237,9 +241,9 @@ class ShmWorkspace:
         if self._story:
             raise ClosedError(self._story)
         tokens = check_fused(self._limits, x, residual, weight, eps, weight_bias)
-        norm = torch.empty_like(x)
-        out = torch.empty_like(x)
         try:
+            norm = torch.empty_like(x)
+            out = torch.empty_like(x)
             status = self._run_fused(
                 self._context,
                 tokens,
@@ -254,7 +258,7 @@ class ShmWorkspace:
             if status:
                 self._see_through(status)
         except BaseException as e:
-            self._after(e)
+            self._after(Op.ALL_REDUCE_ADD_RMS_NORM, e)
             raise
         return FusedOutput(norm, out)
 
@@ -277,8 +281,14 @@ class ShmWorkspace:
     def _see_through(self, status: int) -> None:
         """Go on with a call that paused, until it is done; raise what it failed for."""
         while status == Status.AGAIN:
-            self._leave_if_peer_died()
+            story = self._channel.story()
+            if story is None:
+                self._leave_if_peer_died()
             status = self._library.wbk_resume(self._context)
+            if status == Status.AGAIN and story is not None:  # a member left outside this call and will not come
+                self._library.wbk_leave(self._context, Cause.INTERRUPTED, 0)
+                self._break(str(story))
+                raise story
         if status == Status.OK:
             return
         if status == Status.BUSY:
@@ -294,12 +304,18 @@ class ShmWorkspace:
             self._library.wbk_leave(self._context, Cause.PEER_DEAD, mask)
             self._raise_failure()
 
-    def _after(self, error: BaseException) -> None:
-        """An error from outside (Ctrl-C) leaves the call half done: the workspace is broken, and the peers are told."""
+    def _after(self, op: Op, error: BaseException) -> None:
+        """An error from outside leaves the call half done: the workspace is broken, and the peers are told.
+
+        Raises: what every member is to raise, for an error that nobody foresaw; Ctrl-C is the caller's alone.
+        """
         if isinstance(error, WorkbenchError):
             return
+        told = self._channel.fail(op.value, error) if isinstance(error, Exception) else None
         self._library.wbk_leave(self._context, Cause.INTERRUPTED, 0)
         self._break(f"a call was interrupted by {type(error).__name__}")
+        if told is not None:
+            raise told from error
 
     def _break(self, story: str) -> None:
         self.refuse(f"the workspace is broken by an earlier failure: {story}; rebuild it")
@@ -307,7 +323,8 @@ class ShmWorkspace:
     def _raise_failure(self) -> NoReturn:
         failure = Failure()
         self._library.wbk_failure_of(self._context, failure)
-        error = self._explain(failure)
+        left = failure.cause in (Cause.CLOSED, Cause.INTERRUPTED, Cause.PEER_DEAD)
+        error = (self._channel.story() if left else None) or self._explain(failure)
         self._break(str(error))
         raise error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workbench.backends.base import Channel, Json
-from workbench.errors import ResourceError, WorkbenchError
+from workbench.errors import CallFailedError, ResourceError, WorkbenchError, name_error
 
 
 def vote(channel: Channel, what: str, attempt: Callable[[], Json]) -> list[Json]:
@@ -13,7 +13,8 @@ def vote(channel: Channel, what: str, attempt: Callable[[], Json]) -> list[Json]
 
     Collective: every member of the group, in the same order as its other calls on the channel.
     Raises: ResourceError naming the group and each world rank whose attempt raised a WorkbenchError, OSError or
-        MemoryError; the same text on every member. Errors of the channel itself pass through.
+        MemoryError. CallFailedError for any other error of an attempt, such as a bug. The same text on every member.
+        Errors of the channel itself pass through.
     """
     error: Exception | None = None
     try:
@@ -21,7 +22,13 @@ def vote(channel: Channel, what: str, attempt: Callable[[], Json]) -> list[Json]
     except (WorkbenchError, OSError, MemoryError) as e:
         error = e
         mine = {"error": str(e) or type(e).__name__}
+    except Exception as e:  # nobody foresaw it: told, so that no member waits for this one
+        error = e
+        mine = {"failed": name_error(e)}
     answers = channel.gather(mine, what=what)
+    for world_rank, answer in zip(channel.key.world_ranks, answers, strict=True):
+        if "failed" in answer:
+            raise CallFailedError.arose(channel.key, what, world_rank, answer["failed"]) from error
     reasons = [
         f"world rank {channel.key.world_ranks[group_rank]}: {answer['error']}"
         for group_rank, answer in enumerate(answers)

@@ -16,6 +16,7 @@ _OF_A_GROUP = (
     "DistStoreError",
     "DeadlineError",
     "PeerDeadError",
+    "CallFailedError",
     "ClosedError",
 )
 _OURS = str(Path(__file__).parent)

@@ -13,10 +13,19 @@ import torch
 import torch.distributed as dist
 
 from workbench.backends.busy import Busy
-from workbench.errors import ArgumentError, ClosedError, DeadlineError, MismatchError, PeerDeadError, WorkbenchError
+from workbench.errors import (
+    ArgumentError,
+    CallFailedError,
+    ClosedError,
+    DeadlineError,
+    MismatchError,
+    WorkbenchError,
+    name_error,
+)
 from workbench.ranks import GroupKey
 from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
 from workbench.runtime.process_group import TorchGroups
+from workbench.runtime.story import Story
 
 FRAME_BYTES = 4096  # holds the head and nearly every value; a longer value takes a second exchange
 _WHAT_BYTES = 240
@@ -52,6 +61,7 @@ class GlooChannel:
         self._self = members[world_rank]
         self._round = 0
         self._failure: Exception | None = None
+        self._story = Story(store, f"failed/{'.'.join(map(str, key.world_ranks))}")
         self._place = [key.torch_rank(r) for r in key.world_ranks]
 
     def gather(self, value: Any, *, what: str) -> list[Any]:
@@ -108,11 +118,23 @@ class GlooChannel:
 
     def leave(self, error: BaseException) -> None:
         """Tell the other members that this rank takes part no more, so that they need not wait for it. Local."""
-        if self._failure is None:
-            left = ClosedError(
-                f"{self.key}: world rank {self.world_rank} left its session: {type(error).__name__}: {error}"
-            )
-            self._failure = self._agree(left)
+        if self._failure is not None:
+            return
+        if not isinstance(error, CallFailedError):  # which says itself where it arose
+            error = ClosedError(f"{self.key}: world rank {self.world_rank} left its session: {name_error(error)}")
+        self._failure = self._story.tell(error)
+
+    def fail(self, what: str, error: Exception) -> Exception:
+        """As the Channel protocol says."""
+        mine = CallFailedError.arose(self.key, what, self.world_rank, error)
+        if self._failure is not None:
+            return mine
+        self._failure = self._story.tell(mine)
+        return self._failure
+
+    def story(self) -> Exception | None:
+        """As the Channel protocol says."""
+        return self._story.read()
 
     def _all_gather(self, frame: bytes, what: str) -> list[bytes]:
         mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
@@ -139,6 +161,7 @@ class GlooChannel:
     def _run(self, start: Callable[[], Any], what: str) -> None:
         """Start one gloo call and poll it until it ends, a peer dies, or the deadline passes."""
         self._enter(what)
+        work = None
         try:
             work = start()
             wait_until(
@@ -149,20 +172,24 @@ class GlooChannel:
             )
             work.wait()
         except (RuntimeError, TimeoutError, WorkbenchError) as e:
-            self._failure = self._agree(self._explain(e, what))
+            if work is None or isinstance(e, RecursionError):  # it arose here, not in gloo's talk with the others
+                raise self.fail(what, e) from e
+            self._failure = self._story.tell(self._explain(e, what))
             raise self._failure from e
+        except Exception as e:
+            raise self.fail(what, e) from e
         except BaseException as e:
             left = ClosedError(
                 f"{self.key}: {what} on world rank {self.world_rank} was interrupted: {type(e).__name__}"
             )
-            self._failure = self._agree(left)
+            self._failure = self._story.tell(left)
             raise
 
     def _enter(self, what: str) -> None:
         """Say in the store that this rank has come, unless the group has failed already."""
         if self._failure is not None:
             raise ClosedError(f"{self.key}: no {what} after an earlier failure: {self._failure}") from self._failure
-        self._failure = self._story()
+        self._failure = self.story()
         if self._failure is not None:
             raise self._failure
         self._round += 1
@@ -170,7 +197,7 @@ class GlooChannel:
 
     def _look_around(self, what: str) -> None:
         """Raise if another member has failed here already, or a member's process has ended."""
-        story = self._story()
+        story = self.story()
         if story is not None:
             raise story
         raise_if_dead(self._members, self._self, what=f"{self.key}: {what}")
@@ -196,7 +223,9 @@ class GlooChannel:
                 f"{self.key}: {what}: waited {self.timeout_s:g} s though every member entered it, so gloo itself does "
                 f"not move; look at the network between them, or raise timeout_s"
             )
-        return WorkbenchError(f"{self.key}: {what} failed though every member entered it: {cause}")
+        return WorkbenchError(
+            f"{self.key}: {what} failed on world rank {self.world_rank} though every member entered it: {cause}"
+        )
 
     def _watch_for_a_death(self, what: str) -> None:
         """A broken connection comes a moment before the process that held it is seen to be gone."""
@@ -204,19 +233,6 @@ class GlooChannel:
         while time.monotonic() < deadline:
             self._look_around(what)
             time.sleep(0.01)
-
-    def _agree(self, mine: Exception) -> Exception:
-        """The first member that fails tells the story; the others, which often fail because of it, tell the same."""
-        ranks = getattr(mine, "dead", ()) or getattr(mine, "missing", ())
-        told = json.dumps([type(mine).__name__, str(mine), list(ranks)])
-        return _retold(self._store.compare_set(self._story_key(), "", told))
-
-    def _story(self) -> Exception | None:
-        key = self._story_key()
-        return _retold(self._store.get(key)) if self._store.check([key]) else None
-
-    def _story_key(self) -> str:
-        return f"failed/{'.'.join(map(str, self.key.world_ranks))}"
 
     def _round_key(self, world_rank: int) -> str:
         return f"round/{'.'.join(map(str, self.key.world_ranks))}/{world_rank}"
@@ -251,6 +267,14 @@ class AloneChannel:
     def leave(self, error: BaseException) -> None:
         """Nobody to tell."""
 
+    def fail(self, what: str, error: Exception) -> Exception:
+        """As the Channel protocol says."""
+        return CallFailedError.arose(self.key, what, self.world_rank, error)
+
+    def story(self) -> Exception | None:
+        """Nobody to hear of."""
+        return None
+
     def barrier(self, *, what: str = "barrier") -> None:
         """Nobody to wait for."""
 
@@ -259,14 +283,3 @@ def _frame(data: bytes, size: int, number: int, what: str) -> bytes:
     """`size` bytes: length of the data, the sender's round and what it came for, then as much data as fits."""
     text = what.encode()[:_WHAT_BYTES]
     return (_HEAD.pack(len(data), number, text) + data)[:size].ljust(size, b"\0")
-
-
-def _retold(told: bytes) -> Exception:
-    kind, text, ranks = json.loads(told)
-    if kind == PeerDeadError.__name__:
-        return PeerDeadError(text, dead=tuple(ranks))
-    if kind == ClosedError.__name__:
-        return ClosedError(text)
-    if kind == DeadlineError.__name__:
-        return DeadlineError(text, missing=tuple(ranks))
-    return WorkbenchError(text)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from workbench.backends.base import Workspace
 from workbench.documents import show_value
-from workbench.errors import ArgumentError, CaptureError, MismatchError, PartialError
+from workbench.errors import (
+    ArgumentError,
+    CallFailedError,
+    CaptureError,
+    MismatchError,
+    PartialError,
+    WorkbenchError,
+    name_error,
+)
 from workbench.ops import FusedOutput, Op, Partial, ReduceOver
 from workbench.ranks import GroupMap, product_group
 from workbench.runtime.capture import Capture, CapturedCall, NormArguments, foreign_capture
@@ -79,18 +87,19 @@ class DataCalls:
                     f"{bound.key}: {op.value} on world rank {self._world_rank} inside {foreign}, which this session "
                     f"does not know; capture it in `with session.capture()` on every rank"
                 )
-        served = prepared.serve(part)
-        quant = "" if norm is None or norm[4] is None else "+quant"
-        token = bound.lane.begin(
-            op.value,
-            shape=part.shape,
-            dtype=DTYPE_NAMES[part.dtype],
-            path=served.plan.choice + quant,
-            reduce_op="sum",
-            capture=self.capturing is not None,
-            note=f"label {label}" if label else "",
-        )
+        token = None
         try:
+            served = prepared.serve(part)
+            quant = "" if norm is None or norm[4] is None else "+quant"
+            token = bound.lane.begin(
+                op.value,
+                shape=part.shape,
+                dtype=DTYPE_NAMES[part.dtype],
+                path=served.plan.choice + quant,
+                reduce_op="sum",
+                capture=self.capturing is not None,
+                note=f"label {label}" if label else "",
+            )
             if self._check:
                 _compare(bound, _describe(op, part, norm, label, served.plan.choice))
             if self.capturing is None:
@@ -98,20 +107,47 @@ class DataCalls:
             else:
                 limits = limits_of(bound, prepared.request, MAX_TOKENS if bound.frozen else None)
                 call = CapturedCall(bound.key, op, part, norm, label, served.plan.choice + quant)
-                out = self.capturing.record(call, limits, lambda: run(served.workspace, part))
+                out = self.capturing.record(
+                    call, limits, lambda: self._replay(bound, op, lambda: run(served.workspace, part))
+                )
         except BaseException as e:
-            self.note_failure(bound, token, e)
-            raise
+            told = self.judge(bound, op.value, e)
+            bound.lane.end(token, error=name_error(told))
+            if told is e:
+                raise
+            raise told from e
         bound.lane.end(token)
         if isinstance(x, Partial):
             x.settle()
         return out
 
-    def note_failure(self, bound: BoundGroup, token: Any, error: BaseException) -> None:
-        """Errors that are alike on every member before any wait leave the session usable; others end it."""
-        bound.lane.end(token, error=f"{type(error).__name__}: {error}")
-        if not isinstance(error, HARMLESS):
-            self.broken = True
+    def judge(self, bound: BoundGroup, what: str, error: BaseException) -> BaseException:
+        """What this rank is to raise for `error` of one of its groups. Local; other members that wait are told.
+
+        Errors that are alike on every member before any wait leave the session usable; others end it. An error that
+        nobody foresaw becomes the same CallFailedError on every rank that waits for this one, in whatever group.
+        """
+        if isinstance(error, HARMLESS):
+            return error
+        self.broken = True
+        if self.capturing is not None:  # the ranks meet at its end, and are told there
+            return error
+        if isinstance(error, Exception) and not isinstance(error, WorkbenchError):
+            error = bound.channel.fail(what, error)
+        if isinstance(error, CallFailedError):
+            for other in self._groups.values():
+                other.channel.leave(error)
+        return error
+
+    def _replay(self, bound: BoundGroup, op: Op, run: Callable[[], _Result]) -> _Result:
+        """One call of a replay."""
+        try:
+            return run()
+        except BaseException as e:
+            told = self.judge(bound, op.value, e)
+            if told is e:
+                raise
+            raise told from e
 
     def _whose(self, x: torch.Tensor | Partial, group: str | None) -> tuple[torch.Tensor, str]:
         """The tensor to reduce and the kind to reduce it over."""

@@ -13,9 +13,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from workbench.errors import ArgumentError, LayoutError, PlanMismatchError
+from workbench.errors import ArgumentError, CallFailedError, LayoutError, PlanMismatchError, name_error
 from workbench.ranks import GroupMap
-from workbench.runtime.members import Member, gather_over_store, ranks_text
+from workbench.runtime.members import OPENING, Member, gather_over_store, ranks_text
 from workbench.settings import Settings
 
 
@@ -27,35 +27,28 @@ def exchange_hello(
     world_size: int,
     device: str,
     settings: Settings,
-    problem: str | None,
+    problem: Exception | None,
     timeout_s: float,
     now_and_then: Callable[[], None] | None = None,
 ) -> dict[int, Member]:
     """The members of the world by world rank, after comparing what they came with.
 
     Collective: every rank, before the first group is made.
-    Raises, alike on every rank: DeadlineError naming absent ranks, LayoutError if the map is for another world size,
+    problem: what this rank cannot go on with.
+    Raises, alike on every rank: ArgumentError or CallFailedError for a rank's problem, DeadlineError naming absent
+    ranks, LayoutError if the map is for another world size,
     PlanMismatchError if maps, devices, settings or deadlines differ, ArgumentError if two ranks share one GPU.
     """
-    process = psutil.Process()
-    hello = {
-        "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pid_namespace": os.readlink("/proc/self/ns/pid"),
-        "pid": process.pid,
-        "started": process.create_time(),
-        "map": group_map.digest,
-        "map_text": f"{group_map.system} {_sizes_text(group_map)}",
-        "map_world": group_map.world_size,
-        "device": device,
-        "gpu": str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None,
-        "fusion": settings.fusion,
-        "custom_all_reduce": settings.custom_all_reduce,
-        "multicast": settings.multicast,
-        "check": settings.check,
-        "timeout_s": timeout_s,
-        "torch": torch.__version__,
-        "problem": problem,
-    }
+    hello: dict[str, Any] = {}
+    if problem is None:
+        try:
+            hello = _introduce(group_map, device=device, settings=settings, timeout_s=timeout_s)
+        except Exception as e:  # told: nobody is to wait for this rank
+            problem = e
+    if isinstance(problem, ArgumentError):
+        hello = {"problem": str(problem)}
+    elif problem is not None:
+        hello = {"failed": name_error(problem)}
     hellos = gather_over_store(
         store,
         "hello",
@@ -63,12 +56,15 @@ def exchange_hello(
         world_size=world_size,
         value=hello,
         timeout_s=timeout_s,
-        what="opening a Session",
+        what=OPENING,
         now_and_then=now_and_then,
     )
     for r, h in enumerate(hellos):
-        if h["problem"]:
+        if "problem" in h:
             raise ArgumentError(f"world rank {r} cannot open its Session: {h['problem']}")
+        if "failed" in h:
+            cause = problem if r == world_rank else None
+            raise CallFailedError.arose(group_map.system, OPENING, r, h["failed"]) from cause
     _compare(hellos, "group maps", lambda h: f"{h['map']} ({h['map_text']})", "build the same GroupMap on every rank")
     if group_map.local_numbering:
         raise LayoutError(
@@ -96,6 +92,28 @@ def exchange_hello(
     return {
         r: Member(world_rank=r, host=h["host"], pid=h["pid"], started=h["started"], pid_namespace=h["pid_namespace"])
         for r, h in enumerate(hellos)
+    }
+
+
+def _introduce(group_map: GroupMap, *, device: str, settings: Settings, timeout_s: float) -> dict[str, Any]:
+    """What this rank is and came with, as JSON. Local."""
+    process = psutil.Process()
+    return {
+        "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": os.readlink("/proc/self/ns/pid"),
+        "pid": process.pid,
+        "started": process.create_time(),
+        "map": group_map.digest,
+        "map_text": f"{group_map.system} {_sizes_text(group_map)}",
+        "map_world": group_map.world_size,
+        "device": device,
+        "gpu": str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None,
+        "fusion": settings.fusion,
+        "custom_all_reduce": settings.custom_all_reduce,
+        "multicast": settings.multicast,
+        "check": settings.check,
+        "timeout_s": timeout_s,
+        "torch": torch.__version__,
     }
 
 

@@ -16,6 +16,10 @@ import psutil
 import torch.distributed as dist
 
 from workbench.errors import DeadlineError, PeerDeadError
+from workbench.runtime.story import Story
+
+OPENING = "opening a Session"
+"""What ranks do before they have a group to talk over, and the name in the session's store of why it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +120,21 @@ def raise_if_dead(members: Sequence[Member], seen_from: Member, *, what: str) ->
         raise _dead_error(dead, what)
 
 
-def death_watch(members: Mapping[int, Member], store: dist.Store, world_rank: int) -> Callable[[], None]:
-    """A look around for waits that have no group yet: it raises PeerDeadError once a rank's process has ended. Local.
+def opening_watch(members: Mapping[int, Member], store: dist.Store, world_rank: int) -> Callable[[], None]:
+    """A look around for waits that have no group yet: it raises once a rank failed in opening, or its process ended.
 
-    The first rank to see it tells the others over the store, so that all name the same ranks: whoever leaves because of
-    it is no cause.
+    The first rank to see a death tells the others over the store, so that all name the same ranks: whoever leaves
+    because of it is no cause. `members` may still be unknown. Local.
     """
+    story = Story(store, OPENING)
 
     def look() -> None:
-        dead = [m.world_rank for m in members.values() if m.is_dead(members[world_rank])]
-        if dead:
-            told = store.compare_set("dead", "", json.dumps(dead))
-            raise _dead_error(tuple(json.loads(told)), "making the groups of a Session")
+        told = story.read()
+        dead = tuple(m.world_rank for m in members.values() if m.is_dead(members[world_rank]))
+        if told is None and dead:
+            told = story.tell(_dead_error(dead, "making the groups of a Session"))
+        if told is not None:
+            raise told
 
     return look
 

@@ -34,23 +34,23 @@ HARMLESS = (
 DTYPE_NAMES = defaultdict(lambda: "other", {d: str(d).removeprefix("torch.") for d in DTYPES})
 
 
-def read_settings() -> tuple[Settings, str | None]:
+def read_settings() -> tuple[Settings, ArgumentError | None]:
     """The settings, and what is wrong with them. A problem of one rank is told to all before it is raised."""
     try:
         return Settings.read(), None
     except ArgumentError as e:
-        return Settings(), str(e)
+        return Settings(), e
 
 
-def find_device(device: str | None, settings: Settings) -> tuple[str, str | None]:
+def find_device(device: str | None, settings: Settings) -> tuple[str, ArgumentError | None]:
     """The device, and what is wrong with it. A problem of one rank is told to all before it is raised."""
     try:
         return choose_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), settings), None
     except ArgumentError as e:
-        return "cpu", str(e)
+        return "cpu", e
 
 
-def open_trace(directory: str | None, world_rank: int) -> tuple[Recorder, str | None]:
+def open_trace(directory: str | None, world_rank: int) -> tuple[Recorder, ArgumentError | None]:
     """The recorder, and why it could not be opened. A problem of one rank is told to all before it is raised.
 
     Without a directory: the recorder of a process that is recorded as a whole, else none.
@@ -60,4 +60,4 @@ def open_trace(directory: str | None, world_rank: int) -> tuple[Recorder, str | 
     try:
         return Recorder.open(directory, world_rank), None
     except (OSError, WorkbenchError) as e:
-        return Recorder.off(), f"no trace can be written to {directory}: {e}"
+        return Recorder.off(), ArgumentError(f"no trace can be written to {directory}: {e}")

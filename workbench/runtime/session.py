@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -15,27 +15,26 @@ import torch.distributed as dist
 
 from workbench.backends.base import Workspace
 from workbench.backends.forks import refuse_in_children
-from workbench.errors import ArgumentError, CaptureError, ClosedError, UnsupportedPlatformError, WorkbenchError
+from workbench.errors import (
+    ArgumentError,
+    CaptureError,
+    ClosedError,
+    UnsupportedPlatformError,
+    WorkbenchError,
+    name_error,
+)
 from workbench.fabric import Facts
 from workbench.ops import ALL, FusedOutput, Op, Partial, Quant, Rounding, check_quant, quantise
 from workbench.plan import Plan
 from workbench.ranks import GroupKey, GroupMap
 from workbench.runtime.capture import Capture, compare_captures, foreign_capture, meet_ranks, recording, warm_up
 from workbench.runtime.data_calls import DataCalls
-from workbench.runtime.hello import exchange_hello
-from workbench.runtime.members import Member, death_watch
-from workbench.runtime.opening import find_device, open_trace, read_settings
+from workbench.runtime.joining import Joined, join_ranks
+from workbench.runtime.opening import find_device, read_settings
 from workbench.runtime.probe import probe_facts
-from workbench.runtime.process_group import (
-    TorchGroups,
-    destroy_default_group,
-    init_default_group,
-    make_groups,
-    next_session_store,
-)
 from workbench.runtime.requests import make_request, unprepared_error
 from workbench.runtime.selection import bind_workspace, freeze_group
-from workbench.runtime.subgroup import BoundGroup, bind_group, own_groups
+from workbench.runtime.subgroup import BoundGroup
 from workbench.settings import Settings, check_timeout
 from workbench.trace import Recorder
 
@@ -60,7 +59,8 @@ class Session:
     """
 
     world_rank: int
-    _store: dist.Store
+    _groups: Mapping[tuple[int, ...], BoundGroup]
+    _calls: DataCalls
 
     def __init__(
         self,
@@ -82,23 +82,16 @@ class Session:
         self.group_map = group_map
         self.timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self.device, wrong_device = find_device(device, settings)
-        self._settings = settings
-        self._check = settings.check if check is None else check
-        self._groups: dict[tuple[int, ...], BoundGroup] = {}
-        self._members: dict[int, Member] = {}
+        self._settings = settings if check is None else replace(settings, check=check)
+        self._joined: Joined | None = None
         self._facts: Facts | None = None
         self._captures: list[Capture] = []
         self._meetings = 0
         self._open = True
         self._closed_by = ""
-        self._generation = 0
         self._trace_dir = trace_dir or settings.trace_dir
         self.trace = Recorder.off()
-        try:
-            self._join(wrong_setting or wrong_device)
-        except BaseException:
-            self.trace.close()
-            raise
+        self._join(wrong_setting or wrong_device)
         if self.trace.enabled:
             self.trace.declare(json.dumps(group_map.to_json()))
         refuse_in_children(self, "session")
@@ -115,62 +108,38 @@ class Session:
         self._enter("rebuild")
         frozen = any(bound.frozen for bound in self._groups.values())
         again = [(b.key.kind, prepared.arguments()) for b in self._groups.values() for prepared in b.prepared.values()]
-        self._drop_captures()
         self._calls.broken = True  # so that nobody is waited for
-        for group in reversed(self._groups.values()):
-            group.close()
-        self._closing.close()
-        self._groups.clear()
-        self._generation += 1
-        self._join(None)
+        problem: Exception | None = None
+        try:
+            self._give_back()
+        except Exception as e:  # told to all ranks, who come to join again
+            problem = e
+        self._join(problem)
         for kind, arguments in again:
             self.prepare(kind, **arguments)
         if frozen:
             self.freeze()
 
-    def _join(self, problem: str | None) -> None:
-        """Make the default group if there is none, compare what the ranks came with, and make the groups of the map.
+    def _join(self, problem: Exception | None) -> None:
+        """Meet the other ranks and make the groups of the map. `problem` is what this rank cannot go on with.
 
-        `problem` is what this rank cannot go on with: every rank hears it. Collective: every rank of the map.
+        Collective: every rank of the map.
         """
-        with ExitStack() as undo:
-            watch = death_watch(self._members, self._store, self.world_rank) if self._members else None
-            if init_default_group(self.device, self.timeout_s, now_and_then=watch):
-                undo.callback(destroy_default_group)
-            self.world_rank = dist.get_rank()
-            self._store = store = next_session_store()
-            unwritable = None
-            if not self.trace.enabled:
-                self.trace, unwritable = open_trace(self._trace_dir, self.world_rank)
-            self._members = members = exchange_hello(
-                store,
-                self.group_map,
-                world_rank=self.world_rank,
-                world_size=dist.get_world_size(),
-                device=self.device,
-                settings=replace(self._settings, check=self._check),
-                problem=problem or unwritable,
-                timeout_s=self.timeout_s,
-                now_and_then=watch,
-            )
-            self._calls = DataCalls(
-                self.group_map, self._groups, world_rank=self.world_rank, device=self.device, check=self._check
-            )
-            watch = death_watch(members, store, self.world_rank)
-            made = make_groups(self.group_map, device=self.device, timeout_s=self.timeout_s, on_failure=watch)
-            undo.callback(self._leave_groups, made)
-            for own in own_groups(self.group_map, self.world_rank):
-                self._groups[own.key.world_ranks] = bind_group(
-                    own.key,
-                    made.get(own.key.world_ranks),
-                    members,
-                    world_rank=self.world_rank,
-                    device=self.device,
-                    store=store,
-                    timeout_s=self.timeout_s,
-                    lane=self.trace.group(own.key, label=own.kinds, ordinal=own.ordinal, generation=self._generation),
-                )
-            self._closing = undo.pop_all()
+        self._joined = joined = join_ranks(
+            self.group_map,
+            device=self.device,
+            settings=self._settings,
+            timeout_s=self.timeout_s,
+            trace=self.trace,
+            trace_dir=self._trace_dir,
+            problem=problem,
+            before=self._joined,
+            broken=lambda: self._calls.broken,
+        )
+        self.trace, self.world_rank, self._groups = joined.trace, joined.world_rank, joined.groups
+        self._calls = DataCalls(
+            self.group_map, joined.groups, world_rank=self.world_rank, device=self.device, check=self._settings.check
+        )
 
     def group(self, kind: str) -> GroupKey:
         """The group of `kind` (or alias) that holds this rank. Local. Raises LayoutError if the kind has none."""
@@ -391,17 +360,14 @@ class Session:
         if foreign_capture(self.device):
             raise CaptureError("close inside a capture; leave the `with s.capture()` block first, on every rank")
         self._open = False
-        self._drop_captures()
         self.trace.instant("session_close", note="after a failure" if self._calls.broken else "")
-        try:
-            for group in self._groups.values():
-                if not self._calls.broken:
-                    group.channel.barrier(what="close")
-        finally:
-            for group in reversed(self._groups.values()):
-                group.close()
-            self._closing.close()
-            self.trace.close()
+        with ExitStack() as closing:
+            closing.callback(self.trace.close)
+            closing.callback(self._give_back)
+            if not self._calls.broken:
+                for group in self._groups.values():
+                    with self._failing_alike(group, "close"):
+                        group.close_together()
 
     def __enter__(self) -> Session:
         return self
@@ -445,13 +411,15 @@ class Session:
 
     def _meet(self, when: str, capture: Capture, error: BaseException | None) -> list[dict[str, Any]]:
         """What every rank has captured so far, or that it failed. Collective over all ranks; a failure breaks it."""
+        joined = self._joined
+        assert joined is not None
         try:
             return meet_ranks(
-                self._store,
+                joined.store,
                 f"capture{self._meetings}/{when}",
                 capture,
                 error,
-                members=self._members,
+                members=joined.members,
                 world_rank=self.world_rank,
                 timeout_s=self.timeout_s,
                 what=f"{when} a capture",
@@ -460,9 +428,15 @@ class Session:
             self._calls.broken = True
             raise
 
-    def _drop_captures(self) -> None:
-        while self._captures:
-            self._captures.pop().close()
+    def _give_back(self) -> None:
+        """Captures, workspaces, torch groups: all of it, even where a step raises, and then raise what it raised."""
+        assert self._joined is not None
+        with ExitStack() as closing:
+            closing.callback(self._joined.closing.close)
+            for group in self._groups.values():
+                closing.callback(group.close)
+            while self._captures:
+                closing.callback(self._captures.pop().close)
 
     def _probe(self) -> Facts:
         """This rank's facts, found out once. Local; takes seconds on a GPU."""
@@ -476,20 +450,25 @@ class Session:
         """Record one host-side collective; a failure that breaks the group's channel breaks the session."""
         token = bound.lane.begin(op, path="gloo", root_group_rank=group_root)
         try:
-            yield
+            with self._failing_alike(bound, op):
+                yield
         except BaseException as e:
-            self._calls.note_failure(bound, token, e)
-            if self._calls.broken:
-                bound.channel.leave(e)
+            bound.lane.end(token, error=name_error(e))
             raise
         bound.lane.end(token)
 
-    def _leave_groups(self, made: dict[tuple[int, ...], TorchGroups]) -> None:
-        for groups in made.values():
+    @contextmanager
+    def _failing_alike(self, bound: BoundGroup, op: str) -> Iterator[None]:
+        """Raise what every member is to raise for an error of the block, and tell those that wait."""
+        try:
+            yield
+        except BaseException as e:
+            told = self._calls.judge(bound, op, e)
             if self._calls.broken:
-                groups.abandon()
-            else:
-                groups.destroy()
+                bound.channel.leave(told)
+            if told is e:
+                raise
+            raise told from e
 
 
 def _sum(workspace: Workspace, part: torch.Tensor) -> torch.Tensor:

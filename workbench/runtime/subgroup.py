@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.backends.base import Request
+from workbench.backends.vote import vote
 from workbench.fabric import Fabric
 from workbench.ops import Limits
 from workbench.plan import Plan
@@ -52,6 +53,12 @@ class BoundGroup:
             self.retired.append(old)
         elif old is not None:
             old.close()
+
+    def close_together(self) -> None:
+        """Close once every member has come to. Collective over the group; raises alike on every member."""
+        if isinstance(self.channel, GlooChannel):
+            self.channel.barrier(what="close")
+            vote(self.channel, "close", self.close)
 
     def close(self) -> None:
         """Close the workspaces, newest first. Local."""
