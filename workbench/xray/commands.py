@@ -134,7 +134,8 @@ def _closing(outcome: Outcome, written: str) -> str:
     verdict = outcome.verdict
     lines = [f"{verdict.ending}; the first cause again:"] if verdict.ending else []
     if verdict.findings and (verdict.ending or verdict.interrupted):
-        lines.append(f"first cause: {verdict.findings[0]}")
+        job, first = verdict.told[0]
+        lines.append(f"first cause{f' in job {job}' if job else ''}: {first}")
         lines += verdict.late_ranks(verdict.findings[0])
     status = "" if verdict.findings or not outcome.status else f"; the command's exit status is {outcome.status}"
     return "\n".join([*lines, f"{verdict.conclusion}{status}; {written}"])

@@ -37,7 +37,7 @@ def write_report(path: Path, verdict: Verdict, *, command: str, command_status: 
     """Write one page: findings with their lines of code, ranks, groups, who waited for whom, captures, stacks."""
     trace = verdict.trace
     sections = [_summary(verdict, command, command_status)]
-    sections += [_finding(n, f, verdict.late_ranks(f)) for n, f in enumerate(verdict.findings, start=1)]
+    sections += [_finding(n, job, f, verdict.late_ranks(f)) for n, (job, f) in enumerate(verdict.told, start=1)]
     if trace is not None:
         sections.append(_ranks(verdict))
         sections += _groups(trace)
@@ -57,7 +57,10 @@ def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
     if trace is None or not verdict.recorded:
         found = f"{verdict.conclusion[:1].upper()}{verdict.conclusion[1:]}."
     else:
-        found = f"{len(trace.events)} events of {len(trace.ranks)} of {verdict.world_size} ranks. "
+        found = ""
+        if verdict.jobs:
+            found = f"The command started {len(verdict.jobs)} jobs; ranks, groups and calls below are of one of them: "
+        found += f"{len(trace.events)} events of {len(trace.ranks)} of {verdict.world_size} ranks. "
         found += f"Findings: {len(verdict.findings)}." if verdict.findings else "No defect found."
         if not trace.complete:
             found += " Records are missing, so what is absent may only look so."
@@ -68,8 +71,9 @@ def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
     return Section("Verdict", (Code(command, wraps=True), Text(found + ended)))
 
 
-def _finding(number: int, finding: Finding, late: Sequence[str]) -> Section:
+def _finding(number: int, job: int, finding: Finding, late: Sequence[str]) -> Section:
     heading = f"{'First cause' if number == 1 else f'Finding {number}'}: {finding.kind}"
+    heading += f", in job {job}" if job else ""
     ranks = ", ".join(map(str, finding.ranks)) or "none"
     where = "" if finding.group is None else f" Group: {finding.group}."
     parts: list[Text | Code] = [

@@ -27,6 +27,8 @@ _LINE = re.compile(r"\((?P<file>[^()\s][^()]*):(?P<line>\d+)\)")
 class Verdict:
     """What was found. `trace` is None if no process recorded anything. `waiting`: ranks inside a recorded call.
 
+    jobs: the verdict on each, where one command ran several; `findings` are then those of all, in the order of the
+        jobs, and everything else is of one of them.
     ended_at_deadline_s: seconds without an event after which the job was ended; None if it was not.
     interrupted: Ctrl-C came first, and the findings are those of that moment.
     """
@@ -39,6 +41,19 @@ class Verdict:
     stacks: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
     ended_at_deadline_s: float | None = None
     interrupted: bool = False
+    jobs: tuple[Verdict, ...] = ()
+
+    @property
+    def told(self) -> tuple[tuple[int, Finding], ...]:
+        """The findings, each with the number of its job from 1; 0 where there is one job."""
+        if not self.jobs:
+            return tuple((0, f) for f in self.findings)
+        return tuple((number, f) for number, job in enumerate(self.jobs, start=1) for f in job.findings)
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word, as documents have it."""
+        return "defect" if self.findings else "unknown" if self.interrupted else "ok"
 
     @property
     def world_size(self) -> int:
@@ -76,17 +91,24 @@ class Verdict:
 
     def to_json(self, *, command_status: int | None) -> dict[str, Any]:
         """The document of `workbench trace --json` and `workbench diagnose --json`."""
+        several = {"jobs": [{"verdict": j.word, "world_size": j.world_size} for j in self.jobs]} if self.jobs else {}
         return {
             "schema": SCHEMA,
-            "verdict": "defect" if self.findings else "unknown" if self.interrupted else "ok",
+            "verdict": self.word,
             "world_size": self.world_size,
             "command_status": command_status,
             "ended_at_deadline_s": self.ended_at_deadline_s,
             "interrupted": self.interrupted,
-            "findings": [f.to_json() for f in self.findings],
+            "findings": [f.to_json() | ({"job": job} if job else {}) for job, f in self.told],
+            **several,
         }
 
     def __str__(self) -> str:
+        if self.jobs:
+            return "\n".join(
+                f"job {number} of {len(self.jobs)} that the command started:\n{self._as_shown(job)}"
+                for number, job in enumerate(self.jobs, start=1)
+            )
         if self.trace is None:
             return self.conclusion
         lines = []
@@ -100,6 +122,11 @@ class Verdict:
         if self.findings or self.interrupted:
             lines += [str(s) for s in self.standings]
         return "\n".join(_plain(line) for line in lines)
+
+    def _as_shown(self, job: Verdict) -> Verdict:
+        """One of the jobs, with what is known of how they were ended."""
+        stacks = self.stacks if job.trace is self.trace else {}
+        return replace(job, ended_at_deadline_s=self.ended_at_deadline_s, interrupted=self.interrupted, stacks=stacks)
 
     def late_ranks(self, finding: Finding) -> list[str]:
         """Of a job ended at its deadline: where the ranks at fault are that run outside any call, and may be slow."""
@@ -131,10 +158,12 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
     Raises: OSError; TraceError where the job is over and none of its files can be read. Some that cannot be read are
     counted against the certainty of the findings.
     """
-    verdicts = [_judge_job(directories, job, deadline_s, running) for job in find_jobs(directories)]
+    verdicts = tuple(_judge_job(directories, job, deadline_s, running) for job in find_jobs(directories))
+    if len(verdicts) == 1:
+        return verdicts[0]
     faulty = [v for v in verdicts if v.findings]
     shown = next((v for v in faulty if v.waiting), (faulty or verdicts[-1:])[0])
-    return replace(shown, findings=tuple(f for v in faulty for f in v.findings))
+    return replace(shown, findings=tuple(f for v in faulty for f in v.findings), jobs=verdicts)
 
 
 def _judge_job(
@@ -160,7 +189,7 @@ def _judge_job(
 def as_interrupted(verdict: Verdict) -> Verdict:
     """The same of a job that nobody let hang for as long as its deadline: its findings are likely at most."""
     findings = tuple(replace(f, certainty=Certainty.LIKELY) for f in verdict.findings)
-    return replace(verdict, findings=findings, interrupted=True)
+    return replace(verdict, findings=findings, interrupted=True, jobs=tuple(map(as_interrupted, verdict.jobs)))
 
 
 def judge_trace(
