@@ -174,7 +174,7 @@ class _World:
 
     def _num_events(self) -> int:
         total = 0
-        for path in self._traces.glob("*.wbtrace"):
+        for path in self._traces.rglob("*.wbtrace"):
             try:
                 total += read_progress(path)
             except (TraceError, OSError):

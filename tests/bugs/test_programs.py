@@ -1,7 +1,8 @@
 """Every faulty program is told by its first finding, with the ranks at fault; of a correct twin nothing is said.
 
 Exact: kind, ranks and the words. Of two parties of equal size both are at fault. A rank that never came to a call is at
-fault there, whoever should not have called it: only a program that declares its groups says which.
+fault there, whoever should not have called it: only a program that declares its groups says which. Ranks are those of
+a job's default group: of a launch that makes two, the table has the first finding of the first.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ FAULTY = {
     ("f1_1_a_backend_that_forwards_its_root", 4): ("wrong-root", (2, 3), "in CommBackend.bcast"),
     ("f1_2_a_leader_in_two_numberings", 4): ("wrong-root", (2, 3), "in run_once"),
     ("f1_3_the_source_gets_no_gradient", 2): ("peer-exception", (1,), "gradient is [0.0, 0.0, 0.0]"),
+    ("f1_4_a_group_larger_than_the_world", 4): ("peer-exception", (0, 1), "is not registered"),
     ("f1_5_the_source_receives", 4): ("peer-exception", (2, 3), "replica 1 has []"),
     ("f2_2_halves_behind_an_if", 4): ("group-plan-mismatch", (0, 1, 2, 3), "new_group([2, 3])"),
     ("f2_3_a_barrier_with_a_stranger", 4): ("group-plan-mismatch", (0, 1, 2, 3), "new_group([1, 2])"),
@@ -125,9 +127,15 @@ def test_of_a_correct_twin_nothing_is_said(name: str, num_ranks: int, tmp_path: 
     run = run_program(name, num_ranks, tmp_path, correct=True)
     assert run.verdict.findings == (), _told(run)
     assert run.statuses == (0,) * num_ranks, run.output
-    assert run.verdict.world_size == num_ranks
-    assert run.verdict.trace is not None
-    assert run.verdict.trace.complete
+    jobs = run.verdict.jobs or (run.verdict,)
+    assert sum(job.world_size for job in jobs) == num_ranks
+    assert all(job.trace is not None and job.trace.complete for job in jobs)
+
+
+def test_of_two_jobs_in_one_launch_each_is_told(tmp_path: Path) -> None:
+    run = run_program("f1_4_a_group_larger_than_the_world", 4, tmp_path, correct=False)
+    told = {(job, finding.kind.value, finding.ranks) for job, finding in run.verdict.told}
+    assert told >= {(1, "peer-exception", (0, 1)), (2, "peer-exception", (0, 1))}, _told(run)
 
 
 def test_every_program_is_in_the_table_and_says_its_ranks() -> None:

@@ -114,3 +114,13 @@ def test_a_receive_that_fits_no_send_of_its_peer_is_told_on_both() -> None:
     assert "world rank 1 waits in recv in main (train.py:9) for world rank 0" in finding.message
     assert "tag=" in finding.fix
     assert diagnose(made.trace(), deadline_s=60.0, now_ns=made.now_ns) == ()
+
+
+def test_exceptions_that_differ_in_the_address_of_an_object_are_one() -> None:
+    made = Made(2)
+    for rank, address in enumerate(("0x7f01ab30", "0x7fe0cc70")):
+        made.instant(rank, "exception", error=f"ValueError: Group <ProcessGroup object at {address}> is not registered")
+        made.exit(rank, status=1)
+    (finding,) = diagnose(made.trace())
+    assert (finding.kind, finding.ranks) == (Kind.PEER_EXCEPTION, (0, 1))
+    assert "0x7f01ab30" in finding.message

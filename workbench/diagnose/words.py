@@ -9,7 +9,7 @@ from workbench.trace import Event, GroupInfo, RankCall
 
 _MOST_ERROR = 400  # characters
 _CPP_STACK = re.compile(r"\s*(Exception raised from .* \(most recent call first\)|C\+\+ CapturedTraceback)")
-_ADDRESS = re.compile(r"\[?[0-9a-fA-F:.]+\]?:\d+")
+_ADDRESS = re.compile(r"\[?[0-9a-fA-F:.]+\]?:\d+|\b0x[0-9a-fA-F]+")
 
 
 def ranks_words(world_ranks: Iterable[int]) -> str:
@@ -51,7 +51,7 @@ def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:
     for call in calls:
         ended = "never ended" if call.end is None else "returned"
         if call.end is not None and call.end.error:
-            same = _without_address(call.end.error)
+            same = without_address(call.end.error)
             ended = "raised the same" if same in told else f"raised {error_words(call.end.error)}"
             told.add(same)
         lines.append(f"{call.event}: {ended}")
@@ -63,7 +63,7 @@ def raised(calls: Iterable[RankCall]) -> str:
     texts: dict[str, str] = {}
     for call in calls:
         if call.end is not None and call.end.error:
-            texts.setdefault(_without_address(call.end.error), error_words(call.end.error))
+            texts.setdefault(without_address(call.end.error), error_words(call.end.error))
     return f" It raised {'; '.join(texts.values())}" if texts else ""
 
 
@@ -73,6 +73,6 @@ def error_words(text: str) -> str:
     return line if len(line) <= _MOST_ERROR else f"{line[: _MOST_ERROR - 3]}..."
 
 
-def _without_address(text: str) -> str:
-    """Ranks that lose one peer tell of it with an address and a port each."""
+def without_address(text: str) -> str:
+    """What an exception says alike on ranks that name an address and a port each, or an object of their own memory."""
     return _ADDRESS.sub("", error_words(text))

@@ -18,7 +18,7 @@ from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.scene import POLITE, RankStory, Scene, marks
-from workbench.diagnose.words import call_words, error_words, ranks_words
+from workbench.diagnose.words import call_words, error_words, ranks_words, without_address
 from workbench.trace import CallSite, Event
 
 _CAUSES = frozenset(
@@ -35,7 +35,7 @@ def rule(scene: Scene) -> Iterator[Claim]:
     for story in scene.ranks.values():
         ending = story.exception
         for event in (*story.thread_exceptions, *([] if ending is None else [ending])):
-            raised[event.error, event.site, _belongs_to_a_call(story, event)].append(event)
+            raised[without_address(event.error), event.site, _belongs_to_a_call(story, event)].append(event)
         if ending is not None:
             continue
         if story.exit is not None and _died(scene, story):
