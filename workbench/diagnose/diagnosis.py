@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from workbench.diagnose.claim import Claim, Rule, Weight
 from workbench.diagnose.finding import Finding
@@ -28,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     *(plans.rule, stores.rule, intent.rule, roots.rule, captures.rule, workspaces.rule),
     *(signatures.rule, order.rule, absent.rule, endings.rule, stalled.rule),
 )
-"""Of claims about one moment, an earlier rule's comes first."""
+"""Of claims about one call, an earlier rule's comes first."""
 
 
 def diagnose(
@@ -48,9 +51,38 @@ def diagnose(
         places can then be told by what their lines say.
     """
     scene = Scene(trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, source=source)
-    claims = [(claim, number) for number, rule in enumerate(RULES) for claim in rule(scene)]
-    ordered = _merge(claim for claim, _ in sorted(claims, key=lambda c: (c[0].weight, c[0].time_ns, c[1])))
+    claims = [claim for rule in RULES for claim in rule(scene)]
+    ordered = _merge(c for weight in Weight for c in _in_order([c for c in claims if c.weight is weight]))
     return tuple(dict.fromkeys(c.finding for c in _told(ordered)))
+
+
+def _in_order(claims: Sequence[Claim]) -> Iterator[Claim]:
+    """First the claims that no other comes before on a rank that both concern; of these, the first in time.
+
+    Which of two ranks was the quicker then decides only between faults that have nothing to do with each other, or
+    each of which comes before the other on some rank.
+    """
+    later: dict[int, set[int]] = defaultdict(set)  # by claim: those that it comes before
+    by_rank: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, claim in enumerate(claims):
+        for rank, place in claim.places.items():
+            by_rank[rank][place].append(number)
+    for by_place in by_rank.values():
+        for here, following in pairwise([numbers for _, numbers in sorted(by_place.items())]):
+            for number in here:
+                later[number].update(following)
+    num_earlier = Counter(n for numbers in later.values() for n in numbers)
+    waiting = {number: (claim.time_ns, number) for number, claim in enumerate(claims)}
+    free = [turn for number, turn in waiting.items() if not num_earlier[number]]
+    heapify(free)
+    while waiting:
+        _, number = heappop(free) if free else min(waiting.values())
+        del waiting[number]
+        yield claims[number]
+        for other in later[number]:
+            num_earlier[other] -= 1
+            if not num_earlier[other] and other in waiting:
+                heappush(free, waiting[other])
 
 
 def _told(claims: Sequence[Claim]) -> list[Claim]:

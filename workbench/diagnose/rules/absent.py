@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from workbench.diagnose.claim import Claim, Weight
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.rules.order import explain_absence
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
-from workbench.diagnose.words import call_words, error_words, evidence_of, group_words, raised, ranks_words
+from workbench.diagnose.words import call_words, error_words, group_words, raised, ranks_words
 from workbench.trace import GroupInfo, RankCall
 
 TIMED_OUT = re.compile(r"timed?[ -]?out|monitoredBarrier", re.IGNORECASE)
@@ -96,19 +96,18 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
     elif "default group" in marks(event) and any(len(g) < len(meeting.name.world_ranks) for g in scene.made):
         default = ". It was called without group=, so over all ranks"
     where = "; ".join(_whereabouts(scene, r) for r in blamed[:4])
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code="absent.rendezvous" if rendezvous else "absent.call",
         kind=Kind.RENDEZVOUS_PARTIAL if rendezvous else Kind.MISSING_CALL,
         ranks=blamed,
-        group=meeting.group,
+        absent=blamed,
         message=f"{lead}{call_words(event)}, {meeting}: {', '.join(told)}{default}. {where}."
         f"{raised(meeting.came.values())}",
-        evidence=evidence_of(meeting.came.values()),
         certainty=_certainty(scene, blamed, bool(meeting.missing)),
+        weight=Weight.SYMPTOM if all(_has_own_trouble(scene, r) for r in blamed) else Weight.CAUSE,
         fix=fix,
     )
-    weight = Weight.SYMPTOM if all(_has_own_trouble(scene, r) for r in blamed) else Weight.CAUSE
-    return Claim(finding, _since_ns(scene, event.time_ns, blamed), weight, call_words(event))
 
 
 def _forgotten(scene: Scene, meeting: Meeting, blamed: Sequence[int]) -> GroupInfo | None:
@@ -128,11 +127,6 @@ def _has_own_trouble(scene: Scene, world_rank: int) -> bool:
         return False
     failed = scene.is_gone(world_rank) and story.exit_status != 0
     return failed or (story.inside is not None and story.inside.event.op == "store_wait")
-
-
-def _since_ns(scene: Scene, asked_ns: int, blamed: Sequence[int]) -> int:
-    """When the absence began to matter: once somebody waited, and the absent ranks had done the last they did."""
-    return max([asked_ns, *(scene.ranks[r].last_ns for r in blamed if r in scene.ranks)])
 
 
 def _certainty(scene: Scene, blamed: Sequence[int], recorded: bool) -> Certainty:
@@ -192,32 +186,40 @@ def _unpaired(scene: Scene, call: RankCall, peer: int) -> Claim:
     event = call.event
     counterpart = COUNTERPART[event.op]
     waited_s = (scene.end_ns - event.time_ns) / 1e9
-    finding = Finding(
+    return Claim.about(
+        [call],
         code="absent.peer",
         kind=Kind.MISSING_CALL,
         ranks=(peer,),
-        group=event.group,
+        absent=(peer,),
         message=f"world rank {event.world_rank} waits in {call_words(event)} for world rank {peer}, {waited_s:.1f} s; "
         f"no {counterpart} of {peer} is left for it. {_whereabouts(scene, peer)}.",
-        evidence=evidence_of([call]),
         certainty=_certainty(scene, (peer,), True),
         fix=f"let world rank {peer} make the {counterpart} for it, in the same order as its other calls",
     )
-    return Claim(finding, _since_ns(scene, event.time_ns, (peer,)))
 
 
 def _circle(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> tuple[int, ...]:
     """World ranks of which each waits for the next, and the last for the first; () if there is no such circle."""
+    seen: set[int] = set()
     for start in sorted(waits):
-        path = [start]
-        while len(path) <= len(waits):
-            onward = [r for r in waits[path[-1]][1] if r in waits]
-            if not onward:
-                break
-            if onward[0] in path:
-                return tuple(path[path.index(onward[0]) :])
-            path.append(onward[0])
+        path, onward = [start], [_waiting_among(waits, start)]
+        while path:
+            following = next(onward[-1], None)
+            if following is None:
+                seen.add(path.pop())
+                onward.pop()
+            elif following in path:
+                return tuple(path[path.index(following) :])
+            elif following not in seen:
+                path.append(following)
+                onward.append(_waiting_among(waits, following))
     return ()
+
+
+def _waiting_among(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], world_rank: int) -> Iterator[int]:
+    """Those whom the rank waits for that wait themselves."""
+    return (r for r in waits[world_rank][1] if r in waits)
 
 
 def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
@@ -226,13 +228,11 @@ def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[i
         f"world rank {r} waits in {call_words(c.event)} on {group_words(c.event.group)} for {ranks_words(waits[r][1])}"
         for r, c in zip(circle, calls, strict=True)
     )
-    finding = Finding(
+    return Claim.about(
+        calls,
         code="order.circle",
         kind=Kind.ORDER_SWAP,
-        ranks=tuple(sorted(circle)),
-        group=calls[0].event.group,
+        ranks=circle,
         message=f"ranks wait for each other in a circle: {told}.",
-        evidence=evidence_of(calls),
         fix="make calls on groups that share ranks in one order everywhere, or let one side of a pair send first",
     )
-    return Claim(finding, max(c.event.time_ns for c in calls))

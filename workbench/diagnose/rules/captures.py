@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Kind
 from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, at_fault, is_meeting, parties
-from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, group_words, parties_words, raised, ranks_words
 from workbench.trace import GroupInfo, RankCall
 
 FORBIDDEN = CREATION | EXCHANGES | {"store_wait", "barrier", "monitored_barrier"}
@@ -44,18 +44,15 @@ def _forbidden(scene: Scene, captures: dict[int, list[RankCall]]) -> Iterator[Cl
                     break
     for words, calls in found.items():
         ranks = tuple(sorted({c.event.world_rank for c in calls}))
-        first = calls[0].event
-        finding = Finding(
+        yield Claim.about(
+            calls,
             code="capture.forbidden",
             kind=Kind.CAPTURE_COLLECTIVE,
             ranks=ranks,
-            group=first.group,
             message=f"{words} was called by {ranks_words(ranks)} inside a capture; it waits for other ranks on the "
             f"host, or makes memory.{raised(calls)}",
-            evidence=evidence_of(calls),
             fix="call it before the capture, on every rank",
         )
-        yield Claim(finding, first.time_ns)
 
 
 def _half_recorded(scene: Scene) -> Iterator[Claim]:
@@ -66,16 +63,14 @@ def _half_recorded(scene: Scene) -> Iterator[Claim]:
             if len(set(said.values())) < 2:
                 continue
             lines = {str(what): ranks for what, ranks in parties(said)}
-            finding = Finding(
+            yield Claim.about(
+                meeting.came.values(),
                 code="capture.half",
                 kind=Kind.CAPTURE_COUNT_MISMATCH,
                 ranks=at_fault(said),
-                group=meeting.group,
                 message=f"{call_words(meeting.first.event)}, {meeting}: {parties_words(lines)}.",
-                evidence=evidence_of(meeting.came.values()),
                 fix="agree on every rank whether this step is captured, replayed or run, before entering it",
             )
-            yield Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
             break
 
 
@@ -105,15 +100,13 @@ def _recorded(scene: Scene, rank: int, capture: RankCall) -> Counter[GroupInfo]:
 def _counted(info: GroupInfo, counts: dict[int, int], whole: dict[int, RankCall]) -> Claim:
     lines = {f"{number} calls": ranks for number, ranks in parties(counts)}
     first = min((whole[r] for r in counts), key=lambda c: c.event.time_ns).event
-    finding = Finding(
+    return Claim.about(
+        (whole[r] for r in counts),
         code="capture.count",
         kind=Kind.CAPTURE_COUNT_MISMATCH,
         ranks=at_fault(counts),
         group=info,
         message=f"the capture in {first.site} holds different numbers of calls on {group_words(info)}: "
         f"{parties_words(lines)}.{raised(whole[r] for r in counts)}",
-        evidence=evidence_of(whole[r] for r in counts),
-        certainty=Certainty.IS,
         fix="capture the same calls on every member; compare the counts before any exchange or replay",
     )
-    return Claim(finding, first.time_ns)

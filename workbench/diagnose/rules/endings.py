@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.claim import NEVER, Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.scene import POLITE, RankStory, Scene, marks
@@ -78,7 +78,8 @@ def _exception(events: list[Event], by_call: bool) -> Claim:
         certainty=Certainty.IS if told or not by_call else Certainty.LIKELY,
         fix=known.fix if known is not None else "repair what this rank ran into; the other ranks waited for it",
     )
-    return Claim(finding, first.time_ns, Weight.ALONE if by_call and not told else Weight.CAUSE)
+    weight = Weight.ALONE if by_call and not told else Weight.CAUSE
+    return Claim(finding, first.time_ns, weight, places={e.world_rank: e.ordinal for e in events})
 
 
 def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
@@ -99,7 +100,7 @@ def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
     )
     last_call = story.calls[-1] if story.calls else None
     by_call = status is not None and status > 0 and last_call is not None and last_call.end and last_call.end.error
-    return Claim(finding, time_ns, Weight.ALONE if by_call else Weight.CAUSE)
+    return Claim(finding, time_ns, Weight.ALONE if by_call else Weight.CAUSE, places={story.world_rank: NEVER})
 
 
 def _signal(number: int) -> str:

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim, Weight
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, marks
-from workbench.diagnose.words import call_words, evidence_of, group_words, ranks_words
+from workbench.diagnose.words import call_words, group_words, ranks_words
 from workbench.trace import CallSite, RankCall
 
 _HARMLESS = CREATION | {"barrier", "monitored_barrier"}
@@ -53,19 +53,17 @@ def _stranger(scene: Scene, calls: list[RankCall]) -> Claim:
     failed = any(
         c.event.site == line and c.end is not None and c.end.error for s in scene.ranks.values() for c in s.calls
     )
-    finding = Finding(
+    return Claim.about(
+        calls,
         code="group.non-member",
         kind=Kind.NON_MEMBER_CALL,
         ranks=ranks,
-        group=event.group,
         message=f"{call_words(event)} was called by {ranks_words(ranks)}, which "
         f"{'is no member' if len(ranks) == 1 else 'are no members'}{of}: torch returned at once and left the tensor "
         f"as it was.",
-        evidence=evidence_of(calls),
-        certainty=Certainty.IS,
+        weight=Weight.SYMPTOM if failed else Weight.CAUSE,
         fix="call it on members only, or make a group that has these ranks",
     )
-    return Claim(finding, event.time_ns, Weight.SYMPTOM if failed else Weight.CAUSE)
 
 
 def _forgotten(scene: Scene, calls: list[RankCall]) -> Claim:
@@ -74,15 +72,13 @@ def _forgotten(scene: Scene, calls: list[RankCall]) -> Claim:
     own = [str(sorted(g)) for g in sorted(scene.declared, key=sorted) if g & set(ranks) and g != set(ranks)]
     more = f" and {len(own) - 6} more" if len(own) > 6 else ""
     sure = event.group is not None and frozenset(event.group.world_ranks) not in scene.declared
-    finding = Finding(
+    return Claim.about(
+        calls,
         code="group.default",
         kind=Kind.WRONG_GROUP,
         ranks=ranks,
-        group=event.group,
         message=f"{call_words(event)} was called without group= by {ranks_words(ranks)}, so over "
         f"{group_words(event.group)}; the program declared {', '.join(own[:6])}{more}.",
-        evidence=evidence_of(calls),
         certainty=Certainty.IS if sure else Certainty.LIKELY,
         fix="pass group=, and a root as group_src= or group_dst=; or group=dist.group.WORLD if all ranks are meant",
     )
-    return Claim(finding, event.time_ns)

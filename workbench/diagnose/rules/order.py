@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from workbench.diagnose.claim import Claim
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, ranks_words
+from workbench.diagnose.words import call_words, ranks_words
 from workbench.trace import Event
 
 _MOST = 32  # calls over which an order is compared
@@ -160,50 +160,45 @@ def _swap(
         f"{ranks_words(ranks)} made {', then '.join(_brief(e) for e in orders[ranks[0]][: min(length, 4)])}"
         for _, ranks in found
     )
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code="order.swap",
         kind=Kind.ORDER_SWAP,
         ranks=at_fault(said),
-        group=meeting.group,
         message=f"from {meeting} on, the members make the same {length} calls in two orders: {told}.",
-        evidence=evidence_of(m.came[ranks[0]] for _, ranks in found for m in meetings[place : place + length]),
+        shown=(m.came[ranks[0]] for _, ranks in found for m in meetings[place : place + length]),
         certainty=certainty,
         fix="make the calls in one order on every rank: sorted(names), and not the order of a dict or of arrival",
     )
-    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _skipped(meeting: Meeting, few: Sequence[int], most: Sequence[int], number: int) -> Claim:
     event = meeting.came[most[0]].event
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code="order.skipped",
         kind=Kind.MISSING_CALL,
-        ranks=tuple(few),
-        group=meeting.group,
+        ranks=few,
         message=f"{ranks_words(few)} left out {call_words(event)}"
         f"{f' and {number - 1} more' if number > 1 else ''}, which {ranks_words(most)} made as {meeting}: from there "
         f"on, their calls meet those of other lines.",
-        evidence=evidence_of(meeting.came.values()),
         fix="make the call on every member, with nothing to add where there is nothing",
     )
-    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _ahead(
     meeting: Meeting, ahead: Sequence[int], behind: Sequence[int], number: int, extra: Event | None = None
 ) -> Claim:
     event = extra or meeting.came[ahead[0]].event
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code="order.drift",
         kind=Kind.ORDINAL_DRIFT,
-        ranks=tuple(ahead),
-        group=meeting.group,
+        ranks=ahead,
         message=f"{ranks_words(ahead)} got ahead of {ranks_words(behind)}: from {meeting} on, {number} calls such as "
         f"{call_words(event)} have no partner there, so calls meet those of other steps.",
-        evidence=evidence_of(meeting.came.values()),
         fix="let every member make the same calls a step, also where it has nothing to do",
     )
-    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _brief(event: Event) -> str:

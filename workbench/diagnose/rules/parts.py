@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.diagnose.claim import Claim
-from workbench.diagnose.finding import Finding, Kind
+from workbench.diagnose.finding import Kind
 from workbench.diagnose.scene import Meeting
-from workbench.diagnose.words import call_words, evidence_of, raised
+from workbench.diagnose.words import call_words, raised
 from workbench.trace import Parts
 
 OPS = frozenset({"all_to_all", "all_to_all_single"})
@@ -41,23 +41,20 @@ def find_unequal_parts(meeting: Meeting) -> Claim | None:
     pairs = _unequal_pairs(meeting)
     if not pairs:
         return None
-    ranks = _ranks_at_fault(pairs)
-    calls = [meeting.came[r] for r in sorted({r for p in pairs for r in (p.source, p.target)})]
-    event = meeting.first.event
     more = f"; and {len(pairs) - _MOST_PAIRS} more pairs" if len(pairs) > _MOST_PAIRS else ""
     told = raised(meeting.came.values()) or " Nothing was raised."
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code="call.parts",
         kind=Kind.SHAPE_MISMATCH,
-        ranks=ranks,
-        group=meeting.group,
-        message=f"{call_words(event)}, {meeting}: the members disagree on how many elements they exchange: "
+        ranks=_ranks_at_fault(pairs),
+        message=f"{call_words(meeting.first.event)}, {meeting}: the members disagree on how many elements they "
+        f"exchange: "
         f"{'; '.join(map(str, pairs[:_MOST_PAIRS]))}{more}.{told}",
-        evidence=evidence_of(calls),
+        shown=(meeting.came[r] for r in sorted({r for p in pairs for r in (p.source, p.target)})),
         fix="exchange the counts first, in the same step: all_to_all_single of the input split sizes gives every "
         "rank its output split sizes",
     )
-    return Claim(finding, min(c.event.time_ns for c in calls), line=call_words(event))
 
 
 def _unequal_pairs(meeting: Meeting) -> list[_Pair]:

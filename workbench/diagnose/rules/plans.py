@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from workbench.diagnose.claim import Claim, Weight
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.scene import RankStory, Scene, at_fault, is_local, parties
-from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, group_words, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
 _FIX = (
@@ -54,8 +53,7 @@ def _sizes_differ(scene: Scene) -> Iterator[Claim]:
         if len(set(sizes.values())) > 1 and _is_waited_in(scene, here):
             lines = {f"{size} ({call_words(here[ranks[0]].event)})": ranks for size, ranks in parties(sizes)}
             text = f"the ranks make the default group with different world sizes: {parties_words(lines)}."
-            finding = _finding("plan.world-size", at_fault(sizes), here, text + raised(here.values()), _SIZE_FIX)
-            yield Claim(finding, min(c.event.time_ns for c in here.values()))
+            yield _claim("plan.world-size", at_fault(sizes), here, text, fix=_SIZE_FIX)
 
 
 def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
@@ -65,9 +63,12 @@ def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
         late = tuple(sorted(set(plans) - set(here)))
         if len(set(said.values())) > 1:
             lines = {f"{what} at {here[ranks[0]].event.site}": ranks for what, ranks in parties(said)}
-            text = f"group {place + 1} that the ranks make differs: {parties_words(lines)}.{raised(here.values())}"
-            first_ns = min(c.event.time_ns for c in here.values())
-            yield Claim(_finding("plan.order", at_fault(said), here, text), first_ns)
+            yield _claim(
+                "plan.order",
+                at_fault(said),
+                here,
+                f"group {place + 1} that the ranks make differs: {parties_words(lines)}.",
+            )
             return
         if late and (gone := tuple(r for r in late if _went_another_way(scene, scene.ranks[r], here))):
             yield _left_out(here, gone)
@@ -80,18 +81,24 @@ def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
 def _left_out(here: Mapping[int, RankCall], gone: tuple[int, ...]) -> Claim:
     first = min(here.values(), key=lambda c: c.event.time_ns).event
     text = f"{call_words(first)} for {group_words(first.group)} was entered by {ranks_words(here)} and left out by "
-    text += f"{ranks_words(gone)}.{raised(here.values())}"
-    return Claim(_finding("plan.left-out", gone, here, text), first.time_ns)
+    return _claim("plan.left-out", gone, here, f"{text}{ranks_words(gone)}.")
 
 
 def _not_there(scene: Scene, here: Mapping[int, RankCall], late: tuple[int, ...]) -> Claim:
     """Ranks that have not made the group, and stand in no call: they may still come, or have trouble of their own."""
     first = min(here.values(), key=lambda c: c.event.time_ns).event
     text = f"{call_words(first)} for {group_words(first.group)} was entered by {ranks_words(here)} and not by "
-    finding = _finding("plan.absent", late, here, f"{text}{ranks_words(late)}.{raised(here.values())}")
-    finding = replace(finding, kind=Kind.RENDEZVOUS_PARTIAL, certainty=Certainty.LIKELY)
-    weight = Weight.SYMPTOM if all(scene.is_gone(r) for r in late) else Weight.CAUSE
-    return Claim(finding, max(first.time_ns, *(scene.ranks[r].last_ns for r in late)), weight)
+    return Claim.about(
+        here.values(),
+        code="plan.absent",
+        kind=Kind.RENDEZVOUS_PARTIAL,
+        ranks=late,
+        message=f"{text}{ranks_words(late)}.{raised(here.values())}",
+        absent=late,
+        certainty=Certainty.LIKELY,
+        weight=Weight.SYMPTOM if all(scene.is_gone(r) for r in late) else Weight.CAUSE,
+        fix=_FIX,
+    )
 
 
 def _is_waited_in(scene: Scene, here: Mapping[int, RankCall]) -> bool:
@@ -118,21 +125,18 @@ def _names_differ(scene: Scene, plans: _Plans, members: tuple[int, ...]) -> Iter
             first = min(here.values(), key=lambda c: c.event.time_ns).event
             text = f"{call_words(first)} with use_local_synchronization: the members of {list(members)} compute "
             text += f"different names for the group, because they had made {parties_words(lines)} before."
-            blamed = at_fault(names)
-            finding = _finding("plan.local-name", blamed, here, text + raised(here.values()))
-            yield Claim(finding, first.time_ns, line=call_words(first))
+            yield _claim("plan.local-name", at_fault(names), here, text)
             return
 
 
-def _finding(code: str, blamed: tuple[int, ...], here: Mapping[int, RankCall], text: str, fix: str = _FIX) -> Finding:
-    return Finding(
+def _claim(code: str, blamed: tuple[int, ...], here: Mapping[int, RankCall], text: str, *, fix: str = _FIX) -> Claim:
+    return Claim.about(
+        here.values(),
         code=code,
         kind=Kind.GROUP_PLAN_MISMATCH,
         ranks=blamed,
-        group=here[blamed[0]].event.group if blamed[0] in here else next(iter(here.values())).event.group,
-        message=text,
-        evidence=evidence_of(here.values()),
-        certainty=Certainty.IS,
+        group=here[blamed[0]].event.group if blamed[0] in here else None,
+        message=text + raised(here.values()),
         fix=fix,
     )
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim, Weight
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.scene import GroupName, Meeting, Scene
-from workbench.diagnose.words import call_words, evidence_of, group_words, raised
+from workbench.diagnose.words import call_words, group_words, raised
 from workbench.trace import CallSite, RankCall
 
 _FIX = "pass the place in the group as group_src= or group_dst=, or dist.get_global_rank(group, place) as src= or dst="
@@ -77,32 +77,29 @@ def _outside(meeting: Meeting, wrong: dict[int, RankCall], weight: Weight) -> Cl
     meant = ""
     if root is not None and root < len(members):
         meant = f"; the member at place {root} is world rank {members[root]}"
-    finding = Finding(
+    return Claim.about(
+        wrong.values(),
         code="root.outside",
         kind=Kind.WRONG_ROOT,
-        ranks=tuple(sorted(wrong)),
-        group=meeting.group,
+        ranks=wrong,
         message=f"{call_words(event)} names world rank {root} as root of {group_words(meeting.group)}, which has no "
         f"such member{meant}.{raised(wrong.values())}",
-        evidence=evidence_of(wrong.values()),
-        certainty=Certainty.IS,
+        weight=weight,
         fix=_FIX,
     )
-    return Claim(finding, event.time_ns, weight, call_words(event))
 
 
 def _place(meeting: Meeting, root: int) -> Claim:
     event = meeting.first.event
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code="root.place",
         kind=Kind.WRONG_ROOT,
-        ranks=tuple(sorted(meeting.came)),
-        group=meeting.group,
+        ranks=meeting.came,
         message=f"{call_words(event)} names world rank {root} as root of {group_words(meeting.group)}; from the same "
         f"line the same root goes to a group without such a member, so place {root} may be meant, which is world rank "
         f"{meeting.name.world_ranks[root]} here.{raised(meeting.came.values())}",
-        evidence=evidence_of(meeting.came.values()),
         certainty=Certainty.LIKELY,
+        weight=Weight.REMARK,
         fix=_FIX,
     )
-    return Claim(finding, event.time_ns, Weight.REMARK, call_words(event))

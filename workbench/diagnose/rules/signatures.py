@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.diagnose.claim import Claim
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Kind
 from workbench.diagnose.rules.order import explain_difference
 from workbench.diagnose.rules.parts import find_unequal_parts
 from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised
+from workbench.diagnose.words import call_words, group_words, parties_words, raised
 from workbench.trace import Event
 
 EQUAL_SHAPES = frozenset(
@@ -76,26 +76,15 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
     found = parties(said)
     lines = {f"{what} ({call_words(meeting.came[ranks[0]].event)})": ranks for what, ranks in found}
     told = raised(meeting.came.values()) or (" Nothing was raised." if _all_left(meeting) else "")
-    finding = Finding(
+    return Claim.about(
+        meeting.came.values(),
         code=field.code,
         kind=field.kind,
         ranks=at_fault(said),
-        group=meeting.group,
         message=f"{field.name} differs in {meeting}: {parties_words(lines)}.{told}",
-        evidence=evidence_of(meeting.came[r] for _, ranks in found for r in ranks[:2]),
-        certainty=Certainty.IS,
+        shown=(meeting.came[r] for _, ranks in found for r in ranks[:2]),
         fix=field.fix,
     )
-    return Claim(finding, _parted_ns(meeting, said), line=call_words(meeting.first.event))
-
-
-def _parted_ns(meeting: Meeting, said: Mapping[int, object]) -> int:
-    """When the second party came: until then there was nothing to differ from."""
-    arrivals: dict[object, int] = {}
-    for rank, what in said.items():
-        time_ns = meeting.came[rank].event.time_ns
-        arrivals[what] = min(arrivals.get(what, time_ns), time_ns)
-    return sorted(arrivals.values())[1]
 
 
 def _gaps(meeting: Meeting) -> Claim | None:
@@ -108,17 +97,15 @@ def _gaps(meeting: Meeting) -> Claim | None:
     if not gaps:
         return None
     first = next(iter(gaps.values())).event
-    finding = Finding(
+    return Claim.about(
+        gaps.values(),
         code="call.gaps",
         kind=Kind.LAYOUT_MISMATCH,
-        ranks=tuple(sorted(gaps)),
-        group=meeting.group,
+        ranks=gaps,
         message=f"{call_words(first)} on {group_words(meeting.group)}: the tensor of shape {list(first.shape or ())} "
         f"has gaps between its elements; the collective writes one dense block, over memory that is not the tensor's.",
-        evidence=evidence_of(gaps.values()),
         fix="pass a contiguous tensor, and copy the result back into the view",
     )
-    return Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
 
 
 def _all_left(meeting: Meeting) -> bool:

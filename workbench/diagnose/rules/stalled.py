@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim, Weight
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.rules.absent import COUNTERPART, made_between
 from workbench.diagnose.scene import Scene
-from workbench.diagnose.words import call_words, evidence_of
+from workbench.diagnose.words import call_words
 from workbench.trace import RankCall
 
 _LEAST_NS = 1_000_000_000  # a call of a second is a call
@@ -31,18 +31,18 @@ def _collectives(scene: Scene) -> Iterator[Claim]:
             if meeting.absent or not waiting or stood_ns < max(_LEAST_NS, scene.patience_ns):
                 continue
             event = meeting.first.event
-            finding = Finding(
+            yield Claim.about(
+                meeting.came.values(),
                 code="stalled.call",
                 kind=Kind.STALLED,
-                ranks=tuple(sorted(c.event.world_rank for c in waiting)),
-                group=meeting.group,
+                ranks=(c.event.world_rank for c in waiting),
                 message=f"{call_words(event)}, {meeting}: all members are inside with equal arguments, and nothing has "
                 f"moved for {stood_ns / 1e9:.1f} s.",
-                evidence=evidence_of(waiting),
+                shown=waiting,
                 certainty=Certainty.IS if scene.trace.complete else Certainty.LIKELY,
+                weight=Weight.ALONE,
                 fix="look at the stacks and at the links: workbench diagnose --pid, workbench doctor, nvidia-smi",
             )
-            yield Claim(finding, meeting.last_arrival_ns, Weight.ALONE, call_words(event))
             break
 
 
@@ -56,18 +56,18 @@ def _pairs(scene: Scene) -> Iterator[Claim]:
         if made_between(peer.calls, call) < made_between(story.calls, call):  # see absent
             continue
         event, counterpart = call.event, COUNTERPART[call.event.op]
-        finding = Finding(
+        yield Claim.about(
+            [call],
             code="stalled.peer",
             kind=Kind.STALLED,
-            ranks=tuple(sorted((event.world_rank, peer.world_rank))),
-            group=event.group,
+            ranks=(event.world_rank, peer.world_rank),
             message=f"world rank {event.world_rank} waits in {call_words(event)} for world rank {peer.world_rank}, "
             f"which made a {counterpart} for each such call; none of them fits this one.",
-            evidence=evidence_of([call, *(c for c in peer.calls if _answers(c, call))][:8]),
+            shown=[call, *(c for c in peer.calls if _answers(c, call))][:8],
             certainty=Certainty.LIKELY,
+            weight=Weight.ALONE,
             fix="compare tag= and the sizes on both sides, and the order in which each side makes its calls",
         )
-        yield Claim(finding, event.time_ns, Weight.ALONE, call_words(event))
         return
 
 

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.diagnose.claim import Claim, Weight
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Kind
 from workbench.diagnose.scene import RankStory, Scene, at_fault, marks, parties
-from workbench.diagnose.words import call_words, evidence_of, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
 _NUMBER = re.compile(r"\d+")
@@ -76,31 +76,30 @@ def _counters(calls: Mapping[int, RankCall]) -> dict[int, str]:
 def _drift(calls: Mapping[int, RankCall], counters: Mapping[int, str]) -> Claim:
     said = {f"{number} (such as {_keys(calls[ranks[0]])[0]})": ranks for number, ranks in parties(counters)}
     first = min(calls.values(), key=lambda c: c.event.time_ns).event
-    finding = Finding(
+    return Claim.about(
+        calls.values(),
         code="store.counter",
         kind=Kind.ORDINAL_DRIFT,
         ranks=at_fault(counters),
         message=f"{call_words(first)}: the ranks wait for keys with different numbers: {parties_words(said)}; each "
         f"writes under its own number and nobody finds the others'.{raised(calls.values())}",
-        evidence=evidence_of(calls.values()),
         fix="count exchanges in each group, not in the process: put the members and the group's number in the key",
     )
-    return Claim(finding, first.time_ns)
 
 
 def _timeout(calls: Mapping[int, RankCall]) -> Claim:
     first = min(calls.values(), key=lambda c: c.event.time_ns).event
     keys = _keys(next(iter(calls.values())))
-    finding = Finding(
+    return Claim.about(
+        calls.values(),
         code="store.key",
         kind=Kind.STORE_TIMEOUT,
-        ranks=tuple(sorted(calls)),
+        ranks=calls,
         message=f"{call_words(first)}: {ranks_words(calls)} wait{'s' * (len(calls) == 1)} for {', '.join(keys[:4])}"
         f"{f' and {len(keys) - 4} more' if len(keys) > 4 else ''}, which nobody wrote.{raised(calls.values())}",
-        evidence=evidence_of(calls.values()),
+        weight=Weight.REMARK,
         fix="compare the key with what the writer sets, prefix included; see whether the writer got that far",
     )
-    return Claim(finding, first.time_ns, Weight.REMARK)
 
 
 def _used_again(scene: Scene) -> Iterator[Claim]:
@@ -119,16 +118,14 @@ def _used_again(scene: Scene) -> Iterator[Claim]:
         return
     second = min((calls[1] for calls in again.values()), key=lambda c: c.event.time_ns)
     ranks = tuple(sorted(again))
-    finding = Finding(
+    yield Claim.about(
+        (calls[1] for calls in again.values()),
         code="store.again",
         kind=Kind.STALE_STORE,
         ranks=ranks,
-        group=second.event.group,
         message=f"{call_words(second.event)}: {ranks_words(ranks)} made the process group again on the store of the "
         f"first time, under the same prefix: it still holds the addresses and counters of the first."
         f"{raised(c for calls in again.values() for c in calls[1:])}",
-        evidence=evidence_of(c for calls in again.values() for c in calls),
-        certainty=Certainty.IS,
+        shown=(c for calls in again.values() for c in calls),
         fix="give the second init a store of its own: store=dist.PrefixStore('second', store), or a new TCPStore",
     )
-    yield Claim(finding, second.event.time_ns)

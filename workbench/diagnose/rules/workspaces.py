@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim
-from workbench.diagnose.finding import Certainty, Finding, Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, evidence_of, group_words, parties_words, raised, ranks_words
+from workbench.diagnose.words import call_words, group_words, parties_words, raised, ranks_words
 from workbench.trace import RankCall
 
 MAKING = frozenset({"symm_mem_rendezvous", "workspace"})
@@ -36,16 +36,14 @@ def _failure(calls: list[RankCall]) -> Claim:
     ranks = tuple(sorted({c.event.world_rank for c in calls}))
     known = explain_log_line(calls[0].end.error if calls[0].end is not None else "")
     overflow = known is not None and known.kind is Kind.WORKSPACE_OVERFLOW
-    finding = Finding(
+    return Claim.about(
+        calls,
         code="workspace.overflow" if overflow else "workspace.handle",
         kind=Kind.WORKSPACE_OVERFLOW if overflow else Kind.HANDLE_FAILURE,
         ranks=ranks,
-        group=first.group,
         message=f"{call_words(first)} failed on {ranks_words(ranks)}.{raised(calls)}",
-        evidence=evidence_of(calls),
         fix=known.fix if known is not None else "workbench doctor shows what this machine lets ranks share, and how",
     )
-    return Claim(finding, first.time_ns)
 
 
 def _moved(story: RankStory) -> Iterator[RankCall]:
@@ -68,18 +66,16 @@ def _moved(story: RankStory) -> Iterator[RankCall]:
 def _movement(calls: list[RankCall]) -> Claim:
     first = min((c.event for c in calls), key=lambda e: e.time_ns)
     ranks = tuple(sorted({c.event.world_rank for c in calls}))
-    finding = Finding(
+    return Claim.about(
+        calls,
         code="workspace.moved",
         kind=Kind.WORKSPACE_MOVED,
         ranks=ranks,
-        group=first.group,
         message=f"{call_words(first)} made the workspace of {group_words(first.group)} again on {ranks_words(ranks)}, "
         f"after calls on this group were captured: the graph may still hold the old address.",
-        evidence=evidence_of(calls),
         certainty=Certainty.LIKELY,
         fix="make the workspace for the largest batch before the first capture, and keep it as long as the graph",
     )
-    return Claim(finding, first.time_ns)
 
 
 def _paths(scene: Scene) -> Iterator[Claim]:
@@ -89,15 +85,13 @@ def _paths(scene: Scene) -> Iterator[Claim]:
             if len(set(said.values())) < 2:
                 continue
             lines = {str(what): ranks for what, ranks in parties(said)}
-            finding = Finding(
+            yield Claim.about(
+                meeting.came.values(),
                 code="call.path",
                 kind=Kind.PATH_DIVERGENCE,
                 ranks=at_fault(said),
-                group=meeting.group,
                 message=f"{call_words(meeting.first.event)}, {meeting}, takes different paths: {parties_words(lines)}."
                 f"{raised(meeting.came.values())}",
-                evidence=evidence_of(meeting.came.values()),
                 fix="decide the path from what all members know alike, or vote on it before the call",
             )
-            yield Claim(finding, meeting.first.event.time_ns, line=call_words(meeting.first.event))
             break
