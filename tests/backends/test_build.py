@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.backends.ranks import request, run_ranks
+from tests.backends.ranks import request, run_outcomes, run_ranks
 from workbench.backends import build, shm
 from workbench.backends.base import Verdict
-from workbench.backends.build import build_cpu, cache_directory, find_compiler
+from workbench.backends.build import build_ahead, build_cpu, cache_directory, find_compiler, run_compiler
 from workbench.backends.shm_library import load_library
 from workbench.errors import ResourceError
 from workbench.ranks import GroupKey
@@ -163,7 +164,84 @@ def test_a_broken_compiler_shows_its_first_errors(cache: Path, tmp_path: Path, m
         build_cpu()
     assert "failed with status 4; its first errors:\nshm.cpp:3:1: error: I do not like Mondays" in str(caught.value)
     assert "on my way" not in str(caught.value)
-    assert [p.suffix for p in cache.iterdir()] == [".lock"]
+    assert sorted(p.suffix for p in cache.iterdir()) == [".failed", ".lock"]
+
+
+def test_sixteen_processes_with_a_broken_compiler_try_it_once_and_all_say_why(cache: Path, tmp_path: Path) -> None:
+    """Each in its turn would hold up the others for as long as the compiler takes to fail."""
+    count = tmp_path / "count"
+    script = compiler_script(tmp_path, f'case "$*" in *--version*) exit 0;; esac\necho x >> {count}; sleep 1; exit 4')
+
+    def rank_main(_rank: int) -> str:
+        os.environ["CXX"] = str(script)
+        with pytest.raises(ResourceError) as caught:
+            build_cpu()
+        return str(caught.value)
+
+    texts = set(run_ranks(16, rank_main))
+    assert len(texts) == 1
+    assert "failed with status 4" in texts.pop()
+    assert count.read_text() == "x\n"
+
+
+@needs_compiler
+def test_a_compiler_that_was_mended_is_tried_again_by_the_commands_at_once_and_by_ranks_after_a_minute(
+    cache: Path, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = find_compiler()
+    assert command is not None
+    monkeypatch.setenv("CXX", str(compiler_script(tmp_path, "exit 4")))
+    lines: list[str] = []
+    build_ahead(lines.append)
+    assert lines[1].startswith("without the shared-memory kernels, gloo serves: compiling the CPU kernels with ")
+    build._key.cache_clear()  # as in another process
+    compiler_script(tmp_path, f'exec {" ".join(command)} "$@"')
+    with pytest.raises(ResourceError, match="failed with status 4"):
+        build_cpu()
+    [failure] = cache.glob("*.failed")
+    os.utime(failure, (time.time() - 61, time.time() - 61))
+    assert build_cpu().exists()
+    os.utime(failure)
+    build_ahead(lines.append)
+    assert (len(lines), failure.exists()) == (2, False)  # nothing to do, nothing to say
+
+
+@pytest.mark.parametrize("how", ["deadline", "Ctrl-C"])
+def test_a_compiler_that_hangs_is_ended_with_all_it_started(cache: Path, tmp_path: Path, how: str) -> None:
+    started = tmp_path / "started"
+    script = compiler_script(tmp_path, f"sleep 1000 & echo $! > {started}.new; mv {started}.new {started}; wait")
+
+    def rank_main(_rank: int) -> str:
+        error = ResourceError if how == "deadline" else KeyboardInterrupt
+        with pytest.raises(error) as caught:
+            run_compiler([str(script)], 1.0 if how == "deadline" else 60.0)
+        return str(caught.value)
+
+    def interrupt(pids: Sequence[int]) -> None:
+        deadline = time.monotonic() + 30
+        while not started.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if how == "Ctrl-C":
+            os.kill(pids[0], signal.SIGINT)
+
+    [ended] = run_outcomes(1, rank_main, while_running=interrupt)
+    assert ended.error is None, ended.trace
+    if how == "deadline":
+        assert "did not end within 1 s, so it was ended" in ended.value
+    state = Path(f"/proc/{started.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@needs_compiler
+def test_what_a_builder_left_that_was_killed_is_removed_by_a_later_one(cache: Path, quick: None) -> None:
+    old, fresh = cache_directory() / "build-old", cache_directory() / "build-fresh"
+    for left in (old, fresh):
+        left.mkdir()
+        (left / "shm.cpp").touch()
+    os.utime(old, (1, 1))
+    build_cpu()
+    assert (old.exists(), fresh.exists()) == (False, True)  # another process may be at work in a fresh one
 
 
 def test_an_object_that_others_could_have_written_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ SMALL = ("--device", "cpu", "--hidden", "64", "--tokens", "1,3", "--rounds", "3"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def run(*arguments: str, torchrun: str = "", timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, torchrun: str = "", timeout: float = 200, environment: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
     """One command with a directory for temporary files of its own; it must leave nothing there and nothing running."""
     program = ["-m", "workbench"] if not torchrun else ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     with tempfile.TemporaryDirectory() as temporary:
@@ -33,7 +36,7 @@ def run(*arguments: str, torchrun: str = "", timeout: float = 200) -> subprocess
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**ENVIRONMENT, "TMPDIR": temporary},
+            env={**ENVIRONMENT, "TMPDIR": temporary, **environment},
         )
         try:
             out, told = process.communicate(timeout=timeout)
@@ -97,6 +100,15 @@ def test_a_loss_against_the_baseline_exits_3_and_names_the_row(measured: Any, tm
     assert "slower than the baseline: 3 tokens (together)" in done.stderr
     assert "slower than the baseline: 1 tokens" not in done.stderr
     assert "1 of 2 rows in common got slower" in done.stderr
+
+
+def test_with_a_compiler_that_is_broken_gloo_is_measured_and_the_reason_is_told(tmp_path: Path) -> None:
+    broken = {"CXX": "/bin/false", "XDG_CACHE_HOME": str(tmp_path)}
+    done = run("measure", "fused", *SMALL[:4], "--tokens", "1", "--rounds", "1", "--calls", "1", environment=broken)
+    assert done.returncode == 0, done.stderr
+    assert "\nwithout the shared-memory kernels, gloo serves: compiling the CPU kernels with /bin/false" in done.stderr
+    assert "our way is gloo; timed beside it: torch's all-reduce + norm\n" in done.stderr
+    assert "left out: shm: world ranks 0, 1: compiling the CPU kernels with /bin/false failed" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,19 @@ compile once: the first holds a lock file, the others wait for it, with a deadli
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
@@ -41,12 +43,16 @@ HEADERS = ("include/wbk/abi.h", "cpu/lanes.h", "cpu/rows.h", "cpu/segment.h", "c
 COMPILERS = ("c++", "g++", "clang++")
 LOCK_DEADLINE_S = 180.0
 COMPILE_DEADLINE_S = 150.0
+VERSION_DEADLINE_S = 30.0
+FAILURE_HOLDS_S = 60.0
+ABANDONED_S = 3600.0  # a scratch directory this old is nobody's: its process was killed
 
 
 def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line: None) -> Path:
     """The shared object of the CPU kernels, compiled now unless the cache holds it.
 
-    `force` compiles even then. `log` receives one line for each thing done.
+    `force` compiles even then. `log` receives one line for each thing done. A failure is not tried again for a minute,
+    by any process: a compiler that hangs would hold up each rank in turn.
     Local; safe for any number of processes at once.
     Raises: ResourceError without a compiler (see find_compiler), for a failed compilation with the compiler's first
         errors, for a cache that is not ours alone, and where another process holds the build lock too long.
@@ -55,19 +61,46 @@ def build_cpu(*, force: bool = False, log: Callable[[str], None] = lambda _line:
     if command is None:
         raise ResourceError(why_no_compiler())
     directory = cache_directory()
-    target = directory / f"wbk-cpu-{_key(command)}.so"
+    failure = _failure_file(directory, command)
+    if not force:
+        _raise_known(failure)
+    try:
+        target = directory / f"wbk-cpu-{_key(command)}.so"
+    except ResourceError as e:
+        _remember(failure, e)
+        raise
     if not force and is_ready(target):
         return target
     with locked(target.with_suffix(".lock"), "the CPU kernels", LOCK_DEADLINE_S):
         if not force and is_ready(target):
             return target
+        if not force:
+            _raise_known(failure)  # whoever held the lock has tried
         if target.exists() and not force:
             log(f"{target} is damaged; compiling anew")
         started = time.monotonic()
         log(f"compiling the CPU kernels with {shlex.join(command)}")
-        _compile(command, target)
+        try:
+            _compile(command, target)
+        except ResourceError as e:
+            _remember(failure, e)
+            raise
         log(f"compiled in {time.monotonic() - started:.1f} s: {target}")
     return check_private(target)
+
+
+def build_ahead(log: Callable[[str], None]) -> None:
+    """Compile before ranks start that would do it silently. Where it cannot be, one line says why; gloo then serves.
+
+    What failed before is tried again; the ranks take what is found now. Local.
+    """
+    command = find_compiler()
+    try:
+        if command is not None:
+            _failure_file(cache_directory(), command).unlink(missing_ok=True)
+        build_cpu(log=log)
+    except ResourceError as e:
+        log(f"without the shared-memory kernels, gloo serves: {' '.join(str(e).split())}")
 
 
 def is_ready(target: Path) -> bool:
@@ -143,12 +176,7 @@ def _key(command: tuple[str, ...]) -> str:
 
 
 def _version(command: tuple[str, ...]) -> str:
-    try:
-        done = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise ResourceError(f"the compiler {shlex.join(command)} does not run: {e}") from e
+    done = run_compiler([*command, "--version"], VERSION_DEADLINE_S)
     return done.stdout + done.stderr
 
 
@@ -159,7 +187,59 @@ def _processor() -> str:
     return platform.machine() + "\n" + "\n".join(line for line in lines if line.startswith(wanted))
 
 
+def _failure_file(directory: Path, command: tuple[str, ...]) -> Path:
+    """Where the last failure of a compiler is kept."""
+    return directory / f"wbk-cpu-{hashlib.sha256(shlex.join(command).encode()).hexdigest()[:32]}.failed"
+
+
+def _remember(failure: Path, error: ResourceError) -> None:
+    with contextlib.suppress(OSError):
+        failure.write_text(str(error), encoding="utf-8")
+
+
+def _raise_known(failure: Path) -> None:
+    """Raise what was remembered there, if it is fresh."""
+    with contextlib.suppress(OSError):
+        if abs(time.time() - failure.stat().st_mtime) < FAILURE_HOLDS_S:
+            raise ResourceError(failure.read_text(encoding="utf-8"))
+
+
+def run_compiler(line: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, with all that it starts, and give what it printed. Local.
+
+    Past the deadline, and on Ctrl-C, all of it is ended.   Raises: ResourceError if it does not start, or not end.
+    """
+    try:
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as e:
+        raise ResourceError(f"the compiler {line[0]} does not run: {e}") from e
+    with process:
+        try:
+            out, told = process.communicate(timeout=deadline_s)
+        except BaseException as e:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(e, subprocess.TimeoutExpired):
+                raise ResourceError(
+                    f"the compiler {line[0]} did not end within {deadline_s:g} s, so it was ended; see whether it runs "
+                    f"by hand, or set CXX to another"
+                ) from None
+            raise
+    return subprocess.CompletedProcess(line, process.returncode, out, told)
+
+
 def _compile(command: tuple[str, ...], target: Path) -> None:
+    for left in target.parent.glob("build-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
     with (
         writing_to(target.parent),
         tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch,
@@ -170,12 +250,7 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
             path.write_text(text, encoding="utf-8")
         made = Path(scratch, "made.so")
         line = [*command, *FLAGS, f"-I{scratch}/include", f"{scratch}/{UNIT}", "-o", str(made)]
-        try:
-            done = subprocess.run(
-                line, capture_output=True, text=True, errors="replace", timeout=COMPILE_DEADLINE_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as e:
-            raise ResourceError(f"compiling the CPU kernels with {shlex.join(command)} failed: {e}") from e
+        done = run_compiler(line, COMPILE_DEADLINE_S)
         if done.returncode != 0 or not made.exists():
             raise ResourceError(
                 f"compiling the CPU kernels with {shlex.join(command)} failed with status {done.returncode}; "

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from workbench.backends.build import cache_directory, check_private, is_ready, locked, writing_to
+from workbench.backends.build import cache_directory, check_private, is_ready, locked, run_compiler, writing_to
 from workbench.backends.sealed import copy_in_place, install_bytes, put_in_place, read_trusted
 from workbench.errors import ArgumentError, ResourceError
 
@@ -163,12 +162,7 @@ def _compile(nvcc: str, arch: str, target: Path, log: Log) -> None:
 
 
 def _run(line: list[str]) -> None:
-    try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", timeout=COMPILE_DEADLINE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise ResourceError(f"compiling the CUDA kernels failed: {e}") from e
+    done = run_compiler(line, COMPILE_DEADLINE_S)
     if done.returncode:
         text = (done.stderr or done.stdout).splitlines()
         errors = [t for t in text if "error" in t] or text

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.backends.build import build_cpu, find_compiler
+from workbench.backends.build import build_ahead
 from workbench.errors import WorkbenchError
 from workbench.launch import run_job
 from workbench.measure import NO_MULTICAST, FusedSpec, count_cores
@@ -35,8 +35,8 @@ def run_comparison(spec: FusedSpec, *, out: Path | None, progress: Callable[[str
         directory = Path(scratch)
         result_file = out or directory / "result.json"
         (directory / "spec.json").write_text(json.dumps(spec.to_json()), encoding="utf-8")
-        if spec.device == "cpu" and find_compiler():
-            build_cpu(log=progress)
+        if spec.device == "cpu":
+            build_ahead(progress)
         progress(f"starting {spec.ranks} ranks on {spec.device}")
         if spec.device == "cpu" and (crowded := tell_crowding(spec.ranks, count_cores())):
             progress(crowded)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.backends.build import build_cpu, find_compiler
+from workbench.backends.build import build_ahead
 from workbench.demo.report import write_report
 from workbench.demo.spec import DemoSpec
 from workbench.errors import WorkbenchError
@@ -34,8 +34,8 @@ def run_demo(spec: DemoSpec, out: Path, *, progress: Callable[[str], None]) -> d
     """
     group_map = spec.group_map()
     spec.save(out / "spec.json")
-    if spec.device == "cpu" and find_compiler():
-        build_cpu(log=progress)  # now, with a line of progress, rather than silently inside the ranks
+    if spec.device == "cpu":
+        build_ahead(progress)
     progress(f"starting {group_map.world_size} ranks on {spec.device} with torchrun")
     if crowded := _crowding(spec, group_map.world_size):
         progress(crowded)

@@ -178,7 +178,7 @@ def _look(path: Path, request: Request, group: BoundGroup) -> dict[str, Any]:
         room: Room = measure_room(request, group.key) if measure_room is not None and verdict.ok else Room()
         claims = [claim.to_json() for claim in measure_claims(room)]
     except (WorkbenchError, ImportError, OSError, MemoryError) as e:
-        return {"ok": False, "reason": str(e), "claims": []}
+        return {"ok": False, "reason": " ".join(str(e).split()), "claims": []}  # a plan is one line
     return {"ok": verdict.ok, "reason": verdict.reason, "claims": claims}
 
 
