@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -90,3 +92,14 @@ def test_every_entry_names_a_notebook_that_is_there() -> None:
     assert len(entries) == len({e["code"] for e in entries}) >= 20
     for entry in entries:
         assert (ROOT / "notebooks" / f"{entry['notebook']}.ipynb").exists(), entry["code"]
+
+
+def test_every_rule_says_its_example_claim_evidence_and_what_to_try() -> None:
+    rules = sorted((ROOT / "workbench/diagnose/rules").glob("[!_]*.py"))
+    assert len(rules) >= 12
+    for path in rules:
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        headings = [
+            line.partition(":")[0] for line in text.splitlines() if re.match(r"(Example|Claim|Evidence|Try): ", line)
+        ]
+        assert headings == ["Example", "Claim", "Evidence", "Try"], path.name

@@ -54,6 +54,14 @@ SCENES: dict[str, tuple[dict[int, list[Step]], list[tuple[Kind, tuple[int, ...]]
         },
         [(Kind.REDUCE_OP_MISMATCH, (1,)), (Kind.PEER_EXCEPTION, (0,)), (Kind.MISSING_CALL, (0,))],
     ),
+    "a rank is killed, and one of those that are waited for stands elsewhere": (
+        {
+            0: [begin(0, WORLD, 10)],
+            1: [lambda made: made.exit(1, status=-9)],
+            2: [begin(2, B, 20)],
+        },
+        [(Kind.PEER_DEAD, (1,)), (Kind.RENDEZVOUS_PARTIAL, (1, 2)), (Kind.RENDEZVOUS_PARTIAL, (1,))],
+    ),
     "a call differs, and then a rank leaves out the next one": (
         {
             0: [call(0, A, 10, dtype="float16"), begin(0, WORLD, 20)],

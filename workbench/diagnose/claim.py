@@ -14,6 +14,9 @@ from workbench.trace import GroupInfo, RankCall
 NEVER = 1 << 62
 """The place of what a rank did not do: after everything that it did."""
 
+DEATH = NEVER - 1
+"""The place of a rank's end, of which it may have recorded nothing itself."""
+
 
 class Weight(IntEnum):
     """How near to the first cause a claim can be, whatever its place."""

@@ -1,9 +1,11 @@
 """A call that some of its members never enter, while the others wait for them, failed, or went on without.
 
 Example: world ranks 0 and 1 wait in all_gather_object of world[0,1,2,3]; 2 and 3 have ended and never came.
-Claims: `rendezvous-partial` where it is the first call on the group, init_process_group included, or an exchange
-between hosts; `missing-call` for a later one, and for a send or recv without its counterpart. The absent ranks are at
-fault. `order-swap` where ranks wait for each other in a circle. Of each group only the first such call is told.
+Claim: `rendezvous-partial` where it is the first call on the group, init_process_group included, or an exchange between
+hosts; `missing-call` for a later one, and for a send or recv without its counterpart. The absent ranks are at fault.
+`order-swap` where ranks wait for each other in a circle. Of each group only the first such call is told.
+Evidence: the calls of those who came, and what the absent ranks do instead.
+Try: let every member reach the call; or name the group that was meant.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Captures: what must not happen inside one, and captures that differ between ranks.
 
-Examples: world rank 1 makes a workspace between the begin and the end of its capture: `capture-collective`. In the
-second capture world rank 0 records three calls on tp[0,1] and 1 records two; or one records a call that the other
-runs: `capture-count-mismatch`.
+Example: world rank 1 makes a workspace between the begin and the end of its capture. In the second capture world rank 0
+records three calls on tp[0,1] and 1 records two; or one records a call that the other runs.
+Claim: `capture-collective`, the ranks that made the call inside. `capture-count-mismatch`, the ranks outside the
+largest party.
+Evidence: the calls inside, or the captures with what they raised.
+Try: make workspaces before the capture; agree on what is captured before entering it.
 """
 
 from __future__ import annotations

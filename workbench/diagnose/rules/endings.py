@@ -1,10 +1,12 @@
 """How ranks end: an exception, a signal, a status.
 
-Examples: world rank 1 raises ValueError before an all-reduce, and the others wait: `peer-exception`, rank 1. World rank
+Example: world rank 1 raises ValueError before an all-reduce, and the others wait: `peer-exception`, rank 1. World rank
 2 is killed by signal 9: `peer-dead`. A store cannot listen on its port: `environment`.
-Claims: an exception that no recorded call raised is a cause of its own, one that ended a thread too. One that a
-recorded call raised belongs to that call, and is told only where nothing else is found; what its text says decides the
-kind. A status after the default group was destroyed is the program's own.
+Claim: an exception that no recorded call raised is a cause of its own, one that ended a thread too. One that a recorded
+call raised belongs to that call, and is told only where nothing else is found; what its text says decides the kind. A
+status after the default group was destroyed is the program's own.
+Evidence: the exception or the exit as the rank noted it.
+Try: what the text is known to mean; else repair what the rank ran into.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from workbench.diagnose.claim import NEVER, Claim, Weight
+from workbench.diagnose.claim import DEATH, Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding, Kind
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.scene import POLITE, RankStory, Scene, marks
@@ -100,7 +102,7 @@ def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
     )
     last_call = story.calls[-1] if story.calls else None
     by_call = status is not None and status > 0 and last_call is not None and last_call.end and last_call.end.error
-    return Claim(finding, time_ns, Weight.ALONE if by_call else Weight.CAUSE, places={story.world_rank: NEVER})
+    return Claim(finding, time_ns, Weight.ALONE if by_call else Weight.CAUSE, places={story.world_rank: DEATH})
 
 
 def _signal(number: int) -> str:

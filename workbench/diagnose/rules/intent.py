@@ -1,10 +1,12 @@
 """A call on another group than meant: by a rank that is no member, or without group= where groups were declared.
 
-Examples: world rank 2 calls all_reduce on group [0,1]: torch does nothing and its tensor stays unreduced. A program
+Example: world rank 2 calls all_reduce on group [0,1]: torch does nothing and its tensor stays unreduced. A program
 declares tp [[0,1],[2,3]], and all four ranks broadcast an object without group=: every group gets world rank 0's.
-Claims: `non-member-call`, the ranks that are no members. `wrong-group`, the ranks that left group= out, where no
+Claim: `non-member-call`, the ranks that are no members. `wrong-group`, the ranks that left group= out, where no
 declared group has all ranks; a barrier over all ranks is no finding. Many maps hold a kind "world" whether it is used
 or not: where it alone has all ranks, an exchange of objects without group= is likely meant for a smaller group.
+Evidence: the calls.
+Try: call it on members only; pass group=, and a root as a place in it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """Calls made in another order, left out, or made in addition: what a first difference between members comes from.
 
-Examples: world rank 0 sums [2,6] and then [6,2], 1 the other way round: `order-swap`. World rank 1 of three sums only
+Example: world rank 0 sums [2,6] and then [6,2], 1 the other way round: `order-swap`. World rank 1 of three sums only
 what the others sum second: `missing-call`. A rank makes one call more each step, from a line that its peer never
 reaches: `ordinal-drift`.
-Claims rest on shapes and operations where these differ, else on the lines the calls come from. Two calls of equal shape
-that only change places are a likely `order-swap`: ranks that take turns can look the same.
+Claim: the ranks outside the largest party, those that left a call out, those that got ahead. It rests on shapes and
+operations where these differ, else on the lines the calls come from. Two calls of equal shape that only change places
+are a likely `order-swap`: ranks that take turns can look the same.
+Evidence: the calls from the first difference on.
+Try: make the same calls in one order on every member, also where there is nothing to do.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Claim: `shape-mismatch`, the one rank that all such pairs have in common, if the
 rank; else both ranks of each pair. What a gloo rank has no room for aborts it; what is not sent stays as it was, and
 nothing is raised.
 Evidence: the calls of those ranks, with what each sends and takes.
-To try: exchange the counts in the same step, before the rows.
+Try: exchange the counts in the same step, before the rows.
 """
 
 from __future__ import annotations

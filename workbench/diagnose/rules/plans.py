@@ -6,6 +6,8 @@ Claim: `group-plan-mismatch`, the ranks outside the largest party at the first n
 without one. A rank that stands in no call may still come: that it is waited for is a likely `rendezvous-partial`.
 Groups made with use_local_synchronization are no part of the common order: there the names that members compute must
 be equal.
+Evidence: the calls that make the group, on every rank that made one then.
+Try: make all groups on every rank in one order, and pick the own one afterwards.
 """
 
 from __future__ import annotations

@@ -2,7 +2,11 @@
 
 Example: both members of tp[2,3] call broadcast(src=0): 0 is the leader's place in the group; its world rank is 2.
 Claim: `wrong-root`, the members that passed it. Where another group takes the same root from the same line and has a
-member of that number, it is likely wrong there too, though nothing was raised.
+member of that number, it is likely wrong there too, though nothing was raised. What torch refuses changes nothing:
+where every rank that came to the line was refused and went on, the program knows of it, and it is told only beside
+something else.
+Evidence: the calls, with what they raised.
+Try: group_src= or group_dst=, which take a place in the group.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Example: world rank 0 all-reduces float32[4] where world ranks 1-3 all-reduce float32[6], in call #7 of tp[0,1,2,3].
 Claim: the members outside the largest party are at fault; without a largest party all of them are.
 Only the first such call of a group is told: after it the members no longer agree on anything.
+Evidence: the call of two ranks of each party.
+Try: agree on the field that differs before the call; each field says how.
 """
 
 from __future__ import annotations

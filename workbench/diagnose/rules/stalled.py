@@ -2,6 +2,8 @@
 
 Example: all four members are inside all_reduce of tp[0,1,2,3] for 30 s, with equal arguments.
 Claim: `stalled`, all members: no rank stands out, so the cause lies below the calls (a link, a device, a stuck thread).
+Evidence: the calls that wait, and the peer's sends.
+Try: the stacks and the links; for a receive, the tags and sizes of both sides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Waits for keys of a store that nobody writes, and a store that is used again.
 
-Examples: world ranks 0 and 1 wait for exchange/3/1/2, world rank 2 for exchange/3/0/0: the counter in the keys differs,
-`ordinal-drift`, the ranks outside the largest party. World rank 1 waits for weights/ready, which nobody writes:
-`store-timeout`, the ranks that wait. A second init_process_group on the same store under the same prefix finds the keys
-of the first: `stale-store`, the ranks that made it, whether or not anything was raised.
+Example: world ranks 0 and 1 wait for exchange/3/1/2, world rank 2 for exchange/3/0/0: the counter in the keys differs.
+World rank 1 waits for weights/ready, which nobody writes. A second init_process_group on the same store under the same
+prefix finds the keys of the first.
+Claim: `ordinal-drift`, the ranks outside the largest party. `store-timeout`, the ranks that wait. `stale-store`, the
+ranks that made the second group, whether or not anything was raised.
+Evidence: the waits with their keys; both calls of init_process_group.
+Try: count in each group and not in the process; compare the keys; give the second init a prefix of its own.
 """
 
 from __future__ import annotations

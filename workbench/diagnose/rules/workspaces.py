@@ -1,8 +1,11 @@
 """Memory that ranks share: handles that cannot be opened, workspaces that move under a graph, paths that differ.
 
-Examples: symm_mem_rendezvous on tp[0,1] raises on world rank 1: `handle-failure`. A workspace of tp[0,1] is made anew
-after a capture recorded calls on it: `workspace-moved`, likely, since the graph may hold the old address. In one call
-world rank 0 takes the path "custom" and 1 takes "nccl": `path-divergence`.
+Example: symm_mem_rendezvous on tp[0,1] raises on world rank 1. A workspace of tp[0,1] is made anew after a capture
+recorded calls on it. In one call world rank 0 takes the path "custom" and 1 takes "nccl".
+Claim: `handle-failure` or `workspace-overflow`, the ranks on which it raised. `workspace-moved`, likely, since the
+graph may hold the old address. `path-divergence`, the ranks outside the largest party.
+Evidence: the calls, with what they raised.
+Try: what the exception's text is known to mean; the largest workspace before the first capture; a vote on the path.
 """
 
 from __future__ import annotations
