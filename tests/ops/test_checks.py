@@ -39,6 +39,13 @@ def parameter(*shape: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(tensor(*shape))
 
 
+def freed(*shape: int, left_bytes: int = 0) -> torch.Tensor:
+    """A tensor that keeps its shape while its memory is cut down, as FSDP does."""
+    cut = tensor(*shape)
+    cut.untyped_storage().resize_(left_bytes)
+    return cut
+
+
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dtype of x": ((tensor(1, 8, dtype=torch.float16),), "x is torch.float16, prepared for torch.bfloat16"),
     "hidden of x": ((tensor(1, 16),), r"x has shape \[1, 16\], expected \[tokens, 8\]"),
@@ -64,6 +71,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "a sparse x": ((tensor(1, 8).to_sparse(),), r"x is a torch.sparse_coo tensor.*pass x.to_dense\(\)"),
     "an mkldnn x": ((tensor(1, 8).to_mkldnn(),), "x is a torch._mkldnn tensor"),
     "a complex x": ((torch.zeros(1, 8, dtype=torch.complex64).conj(),), "x is torch.complex64"),
+    "a freed x": ((freed(2, 8),), "x needs 32 bytes, and its storage was cut to 0, as FSDP does"),
+    "half an x": ((freed(2, 8, left_bytes=16),), "x needs 32 bytes, and its storage was cut to 16"),
+    "a freed residual": ((tensor(1, 8), freed(1, 8), tensor(8)), "residual needs 16 bytes"),
+    "a freed weight": ((tensor(1, 8), tensor(1, 8), freed(8)), "weight needs 16 bytes"),
     "a fake x": ((fake(),), "x is a FakeTensor, which has no memory of its own"),
     "gradients of x": ((parameter(1, 8),), r"x requires grad.*pass x.detach\(\), or call it under torch.no_grad\(\)"),
     "gradients of residual": ((tensor(1, 8), parameter(1, 8), tensor(8)), "residual requires grad"),

@@ -29,6 +29,13 @@ THREE = GroupMap.custom({"tp": [[0, 1, 2]]})
 SIZES: dict[str, Any] = {"hidden": HIDDEN, "dtype": torch.float32, "max_tokens": 4}
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def opened(group_map: GroupMap, backend: str | None = None, timeout_s: float = 20) -> Session:
     session = Session(group_map, device="cpu", timeout_s=timeout_s)
     session.prepare("tp", **SIZES, backend=backend)
@@ -74,8 +81,17 @@ def test_a_default_group_that_somebody_destroyed_does_not_keep_a_session_from_re
         (lambda s, _: s.why("tp", tokens=-1), "tokens=-1; allowed"),
         (lambda s, _: s.empty(4, torch.float32, group="tp"), "shape=4; allowed: a tuple of whole numbers"),
         (lambda s, _: s.empty((1.5, HIDDEN), torch.float32, group="tp"), r"shape=\(1\.5, 64\); allowed"),
+        (
+            lambda s, _: s.broadcast_object(1, group="tp", group_root="0"),
+            "group_root='0'; allowed: a place in the group",
+        ),
+        (lambda s, _: s.broadcast_object(1, group="tp", group_root=True), "group_root=True; allowed"),
+        (lambda s, _: s.gather_object(nested(100_000), group="tp"), "gather_object of list: maximum recursion depth"),
     ],
-    ids=["list", "none", "no-label", "object", "long", "text", "negative", "number", "fraction"],
+    ids=[
+        *("list", "none", "no-label", "object", "long", "text", "negative", "number", "fraction"),
+        *("root", "root-true", "deep"),
+    ],
 )
 def test_an_argument_of_an_odd_type_is_refused_by_name_and_harms_nobody(call: Any, told: str) -> None:
     def body(rank: int) -> list[float]:

@@ -87,14 +87,14 @@ def _fits(on_cpu: bool, limits: Limits, tensor: torch.Tensor) -> bool:
     """What is asked of every tensor. Runs before every call; attributes of tensors cost about 50 ns each.
 
     The kernels read memory as it lies, so a tensor whose elements are not what lies there (lazily negated, sparse, a
-    wrapper) would give a wrong sum or a crash. Real dtypes have no conjugate bit, quantised tensors another dtype.
+    wrapper, freed by its storage's resize_ as FSDP does) would give a wrong sum or a crash. Real dtypes have no conjugate bit, quantised tensors another dtype.
     """
     return (
         (type(tensor) in _PLAIN or _has_memory(tensor))
         and tensor.dtype is limits.dtype
         and tensor.layout is _STRIDED
         and tensor.is_cpu is on_cpu
-        and (on_cpu or tensor.device.type == limits.device)
+        and (tensor.untyped_storage().nbytes() >= tensor.nbytes if on_cpu else tensor.device.type == limits.device)
         and tensor.is_contiguous()
         and not (tensor.requires_grad and torch.is_grad_enabled())
         # torch.compile cannot trace is_neg, and does not need it: torch negates before it runs an op of ours
@@ -181,6 +181,11 @@ def _trouble(limits: Limits, name: str, tensor: object, dims: int) -> str:
         return (
             f"{name} of shape {list(tensor.shape)} has strides {tensor.stride()}, which is not contiguous; "
             f"pass {name}.contiguous()"
+        )
+    if tensor.is_cpu and tensor.untyped_storage().nbytes() < tensor.nbytes:
+        return (
+            f"{name} needs {tensor.nbytes} bytes, and its storage was cut to {tensor.untyped_storage().nbytes()}, as FSDP "
+            f"does with parameters that it has freed; call it while they are gathered"
         )
     if tensor.is_neg():
         return f"{name} is a lazy negation, whose memory holds the opposite sign; pass {name}.resolve_neg()"

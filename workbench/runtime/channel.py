@@ -74,7 +74,7 @@ class GlooChannel:
         """
         try:
             data = json.dumps(value).encode()
-        except (TypeError, ValueError) as e:
+        except (TypeError, ValueError, RecursionError) as e:
             raise ArgumentError(
                 f"{self.key}: {what} of {type(value).__name__}: {e}; pass None, numbers, texts, lists"
             ) from e

@@ -307,6 +307,8 @@ class Session:
         """
         self._enter("broadcast_object")
         bound = self._calls.bound(group)
+        if type(group_root) is not int:
+            raise ArgumentError(f"group_root={group_root!r}; allowed: a place in the group, a whole number from 0 on")
         bound.key.world_rank(group_root)
         with self._watched(bound, "broadcast_object", group_root):
             return bound.channel.broadcast_object(value, group_root=group_root)
