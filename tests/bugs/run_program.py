@@ -28,7 +28,7 @@ from workbench.xray import Verdict, judge
 
 PROGRAMS = Path(__file__).parent / "programs"
 QUIET_S = 1.5  # without an event, and with hardly any computing, after which a world is judged
-GRACE_S = 0.5  # that ranks have after another has failed
+GRACE_S = 0.5  # without an event after which, once a rank has failed, the others are ended
 LIMIT_S = 60.0
 _IDLE_TICKS_A_SECOND = 4  # of all ranks together; on a busy machine a rank may compute for long between two events
 
@@ -138,7 +138,7 @@ class _World:
                 raise AssertionError(f"ranks still ran after {LIMIT_S} s")
             if failed is None and any(self.statuses.values()):
                 failed = now
-            if failed is not None and now > failed + GRACE_S:
+            if failed is not None and now > max(failed, moved) + GRACE_S:
                 self.end(signal.SIGTERM)
             recorded, computed = self._num_events(), sum(map(_ticks, self._pids))
             if recorded != events or computed > ticks + _IDLE_TICKS_A_SECOND * quiet_s:

@@ -30,9 +30,10 @@ def main():
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, timeout=LIMIT)
     job = dist.PrefixStore(f"job {place // 2}", store)
     dist.init_process_group("gloo", store=job, rank=place % 2, world_size=2)
-    dist.barrier()  # all of a job are connected: who ends early leaves nobody behind
+    joined = joined_group(store, place)
+    dist.barrier(group=joined)  # all are connected: who ends early leaves nobody behind
     box = [f"weights of {place}"]
-    broadcast_weights(box, 3, joined_group(store, place))
+    broadcast_weights(box, 3, joined)
     assert box == ["weights of 3"], box
     dist.destroy_process_group()
 

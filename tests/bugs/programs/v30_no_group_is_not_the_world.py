@@ -16,6 +16,7 @@ def broadcast_from_first(x, group=None):
 
 def main():
     dist.init_process_group("gloo")
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     broadcast_from_first(torch.ones(1))
     dist.destroy_process_group()
 

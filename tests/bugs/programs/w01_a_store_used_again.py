@@ -12,6 +12,7 @@ CORRECT = "--correct" in sys.argv
 def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # all are connected: who ends early leaves nobody behind
     kept = dist.distributed_c10d._get_default_store()
     for attempt in range(2):
         store = dist.PrefixStore(f"attempt {attempt}", kept) if CORRECT else kept
