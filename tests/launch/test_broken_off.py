@@ -20,7 +20,7 @@ START = "from workbench import Cluster\nCluster(ranks=2, device='cpu', keep={kee
 STUBBORN = """
 from workbench import Cluster
 cluster = Cluster(ranks=2, device="cpu")
-cluster._send('''
+cluster._crew.send('''
 import pathlib, signal, subprocess, tempfile
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)

@@ -256,7 +256,7 @@ def test_output_comes_while_the_cell_runs(cluster: Cluster, capsys: pytest.Captu
         def finish(self, outputs: dict[int, object]) -> None:
             pass
 
-    cell = cluster._send("import time; print(time.monotonic()); time.sleep(1)", (), {}, (0,))
+    cell = cluster._crew.send("import time; print(time.monotonic()); time.sleep(1)", (), {}, (0,))
     cell.watch(Noting(), lambda: None, deadline_s=None)
     assert measured("a printed line reaches the driver", arrived[0]) < 0.5
 

@@ -6,12 +6,13 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench import Cluster
 from workbench.errors import ResourceError
-from workbench.launch import find_records
+from workbench.launch import directory, find_records
 from workbench.launch.directory import ClusterRecord, claim_directory, directories
 
 
@@ -52,10 +53,19 @@ def test_a_temporary_directory_that_is_gone_is_told_with_the_way_out(
         Cluster.find()
 
 
+def test_a_full_disk_is_told_before_anything_starts(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20))  # no disk to fill here
+    with pytest.raises(
+        ResourceError, match=r"2 ranks need 24 MiB for their traces.* has 5 MiB left; make room, set TMPDI"
+    ):
+        Cluster(ranks=2, device="cpu")
+    assert not list(directories().iterdir())
+
+
 def test_new_directories_are_private_whatever_the_umask(temporary: Path) -> None:
     before = os.umask(0)
     try:
-        claimed = claim_directory()
+        claimed = claim_directory(1)
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (claimed, claimed.parent)] == [0o700, 0o700]
@@ -66,23 +76,23 @@ RECORDS = ["{", "[]", "3", "{}", '{"schema": 1}', '{"schema": 1, "rank_marks": 3
 
 @pytest.mark.parametrize("text", RECORDS)
 def test_a_record_that_is_none_hides_no_other_and_says_what_can_be_removed(temporary: Path, text: str) -> None:
-    directory = claim_directory()
-    (directory / "cluster.json").write_text(text, errors="surrogateescape")
+    claimed = claim_directory(1)
+    (claimed / "cluster.json").write_text(text, errors="surrogateescape")
     (directories() / "stray").touch()
     assert find_records() == ()
     assert Cluster.find() == ()
     with pytest.raises(ResourceError, match=r"cluster\.json is no record of this version.*can be removed"):
-        ClusterRecord.load(directory)
+        ClusterRecord.load(claimed)
 
 
 def test_a_record_of_a_cluster_whose_controller_is_gone_is_cleared_away(temporary: Path) -> None:
-    directory = claim_directory()
+    claimed = claim_directory(1)
     record = {
-        **{"name": directory.name, "ranks": 1, "device": "cpu", "timeout_s": 1.0, "keep": True, "rank_marks": []},
+        **{"name": claimed.name, "ranks": 1, "device": "cpu", "timeout_s": 1.0, "keep": True, "rank_marks": []},
         **{"controller": "1.2.3", "agent": "1.2.3", "started_s": 0.0, "schema": 1},
     }
-    (directory / "cluster.json").write_text(json.dumps(record))
+    (claimed / "cluster.json").write_text(json.dumps(record))
     assert find_records(clear=False) == ()
-    assert directory.exists()
+    assert claimed.exists()
     assert find_records() == ()
-    assert not directory.exists()
+    assert not claimed.exists()

@@ -27,6 +27,7 @@ CLUSTER_ID = "wb"
 """ipyparallel's name for each cluster; the directory tells them apart."""
 
 _RECORD = "cluster.json"
+_RANK_BYTES = 12 << 20  # two trace files, and room for logs
 _SWEEP_AGE_S = 3600.0  # a directory without a record is a start in progress, unless it is this old
 
 
@@ -55,6 +56,11 @@ class ClusterRecord:
     @property
     def directory(self) -> Path:
         return directories() / self.name
+
+    @property
+    def engines_file(self) -> Path:
+        """What the ranks were told at their latest start: an EngineSpec."""
+        return self.directory / f"engines-{self.attempt}.json"
 
     def save(self) -> None:
         write_private(self.directory / _RECORD, json.dumps(asdict(self)))
@@ -91,9 +97,15 @@ def directories() -> Path:
     return path
 
 
-def claim_directory() -> Path:
-    """A new private directory for one cluster."""
+def claim_directory(ranks: int) -> Path:
+    """A new private directory for one cluster, with room for the traces of so many ranks. Raises: ResourceError."""
     path = directories() / secrets.token_hex(4)
+    needed, free = ranks * _RANK_BYTES, shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise ResourceError(
+            f"{ranks} ranks need {needed >> 20} MiB for their traces, and {path.parent} has {free >> 20} MiB left; "
+            f"make room, set TMPDIR to another place, or start fewer ranks"
+        )
     path.mkdir(mode=0o700)
     return path
 
@@ -123,6 +135,19 @@ def find_records(*, clear: bool = True) -> tuple[ClusterRecord, ...]:
         elif clear:
             shutil.rmtree(directory, ignore_errors=True)
     return tuple(sorted(found, key=lambda r: r.started_s))
+
+
+def find_record(name: str | None) -> ClusterRecord:
+    """The record of the running cluster of this name, or of the only one. Raises: ResourceError."""
+    records = find_records()
+    found = [record for record in records if name in (None, record.name)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(record.name for record in records) or "none"
+    asked = f"cluster {name!r}" if name is not None else "the running cluster"
+    raise ResourceError(
+        f"{asked} cannot be attached; running: {there}; name one of them, or start one: Cluster(keep=True)"
+    )
 
 
 def _age_s(directory: Path) -> float:

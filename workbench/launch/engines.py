@@ -56,7 +56,13 @@ class Engines:
                 f"the controller cannot be reached at {address}: {e.strerror or e}; the loopback interface must be up "
                 f"(ip link set lo up)"
             ) from e
-        self.client = _Client(self._info, timeout=_START_S)
+        try:
+            home = str(processes.directory / "ipython")  # the user's may not be writable, and nothing in it is needed
+            self.client = _Client(self._info, ipython_dir=home, timeout=_START_S)
+        except TimeoutError as e:
+            raise ResourceError(
+                f"the controller runs and does not answer in {_START_S:g} s: {processes.log_tail('controller.log')}"
+            ) from e
 
     @property
     def sources(self) -> Mapping[str, Sequence[str]]:
@@ -117,6 +123,8 @@ class Engines:
         session = MessageSession(key=self._info["key"].encode(), signature_scheme=self._info["signature_scheme"])
         dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         dealer.linger = 1000
+        dealer.curve_serverkey = self._info["curve_serverkey"].encode()
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         try:
             dealer.connect(f"{self._info['interface']}:{self._info['registration']}")
             for r in range(num_ranks):

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 import workbench
+from workbench.launch.interrupts import interrupts_later
 from workbench.launch.job import RankFailure
 from workbench.launch.multicast import multicast_switches
 from workbench.launch.spec import EngineSpec
@@ -78,6 +79,7 @@ class Processes:
         self.stop_agent(rank_marks)
         _signal(self.controller, signal.SIGKILL)  # it holds nothing that is worth the second a clean end takes it
         for child in self._children.values():
+            child.kill()  # one that an interrupted start did not come to name is among them
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_STOP_S)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -112,7 +114,7 @@ class Processes:
 
     def _spawn(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> str:
         fd = os.open(self.directory / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(fd, "ab") as output:
+        with open(fd, "ab") as output, interrupts_later():  # a child nobody knows would live as long as this process
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -121,9 +123,9 @@ class Processes:
                 env={**os.environ, **_import_path(), "IPYTHONDIR": str(self.directory / "ipython"), **environment},
                 start_new_session=True,  # Ctrl-C in a terminal reaches the driver alone
             )
-        mark = run_tag(child.pid)
-        self._children[mark] = child
-        _started.append(child)
+            mark = run_tag(child.pid)
+            self._children[mark] = child
+            _started.append(child)
         return mark
 
     def _reap(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,9 +22,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from workbench.launch import loopback
 from workbench.launch.agent import first_failure, log_plainly
 from workbench.launch.engine import run_rank
+from workbench.launch.open_files import take_open_files
 from workbench.launch.orphans import end_with
 from workbench.launch.spec import EngineSpec, write_private
-from workbench.launch.survivors import MARK, stop_marked
+from workbench.launch.survivors import stop_marked
 
 _MOST_WAIT_S = 60.0
 
@@ -31,12 +33,21 @@ _MOST_WAIT_S = 60.0
 def main() -> int:
     """Start the ranks and wait for their end; 1 if one failed, which is then told in the spec's failure file."""
     os.umask(0o077)
+    take_open_files()
     spec = EngineSpec.load(sys.argv[1])
     if spec.owner:
-        end_with(spec.owner, before_kill=lambda: stop_marked(os.environ.get(MARK, "")))
+        end_with(spec.owner, before_kill=lambda: stop_marked(spec.mark))
     log_plainly()
     loopback.register()
     _await_connection_file(Path(spec.connection_file))
+    status = _serve(spec)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes from the owner, who has seen the end; this is soon done
+    sys.stdout.flush()
+    stop_marked(spec.mark)  # what the ranks started
+    return status
+
+
+def _serve(spec: EngineSpec) -> int:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -73,7 +84,4 @@ def _await_connection_file(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    stop_marked(os.environ.get(MARK, ""))
-    os._exit(status)  # the ranks are gone, and unloading torch takes longer than a restart should
+    os._exit(main())  # the ranks are gone, and unloading torch takes longer than a restart should

@@ -17,6 +17,7 @@ class EngineSpec:
     connection_file: ipyparallel's JSON for engines; it holds the key that signs messages.
     directory: private directory that receives traces, stacks and the failure file.
     owner: mark of the process these ranks must not outlive; "" for none.
+    mark: what these ranks carry and no others do, so that all they started ends with them; "" for none.
     device: "cpu", "cuda", or None for the choice that a Session makes.
     group_map: GroupMap.to_json(), or None.
     attempt: how often the ranks of this directory were started before.
@@ -27,6 +28,7 @@ class EngineSpec:
     connection_file: str
     directory: str
     owner: str = ""
+    mark: str = ""
     device: str | None = None
     timeout_s: float = 60.0
     group_map: Mapping[str, Any] | None = None
