@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.trace import Parts, stride_class
@@ -15,6 +15,10 @@ _LISTS = (list, tuple)
 
 _dtypes: dict[Any, str] = {}
 _reduce_ops: dict[Any, str] = {}
+
+
+_Place = tuple[int, str]  # where an argument stands among the positional ones, and its name
+_Key = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...]]
 
 
 class Described:
@@ -39,24 +43,13 @@ class Described:
         if "output_split_sizes" not in parameters:
             names = ("input_tensor_list", "", "output_tensor_list", "")
         self._parts = [self._place(n) for n in names] if names[0] in parameters and names[2] in parameters else []
-        self._plain = [p for p in (self._op, self._who, self._group_who) if p[0] is not _NOWHERE]
+        plain = [p for p in (self._op, self._who, self._group_who) if p[0] is not _NOWHERE]
+        is_plainest = len(self._tensors) == 1 and plain == [self._op]
+        self.key = _key_of_one(self._tensors[0], self._op) if is_plainest else _key(self._tensors, plain)
+        """What `fields` depends on in (args, kwargs), as quickly as it can be had."""
 
-    def _place(self, name: str) -> tuple[int, str]:
+    def _place(self, name: str) -> _Place:
         return (self._names.index(name) if name in self._names else _NOWHERE), name
-
-    def key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """What `fields` depends on, as quickly as it can be had."""
-        num = len(args)
-        parts: list[Any] = []
-        for at, name in self._tensors:
-            value: Any = args[at] if num > at else kwargs.get(name)
-            try:
-                parts += value.shape, value.dtype, value.is_contiguous() or value.stride()
-            except (AttributeError, RuntimeError, TypeError):
-                parts.append(tuple(map(_look, value)) if type(value) in _LISTS else None)
-        for at, name in self._plain:
-            parts.append(args[at] if num > at else kwargs.get(name))
-        return parts
 
     def names_peer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a send or recv says with whom."""
@@ -112,6 +105,41 @@ class Described:
                 world_rank = ranks[group_rank]
             found["peer_world_rank"] = world_rank
         return found
+
+
+def _key(tensors: Sequence[_Place], plain: Sequence[_Place]) -> _Key:
+    """The key of a function of these tensors, or lists of tensors, and these other arguments."""
+
+    def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        num = len(args)
+        parts: list[Any] = []
+        for at, name in tensors:
+            value: Any = args[at] if num > at else kwargs.get(name)
+            try:
+                parts += value.shape, value.dtype, value.is_contiguous() or value.stride()
+            except (AttributeError, RuntimeError, TypeError):
+                parts.append(tuple(map(_look, value)) if type(value) in _LISTS else None)
+        for at, name in plain:
+            parts.append(args[at] if num > at else kwargs.get(name))
+        return tuple(parts)
+
+    return key
+
+
+def _key_of_one(tensor: _Place, op: _Place) -> _Key:
+    """The same for all_reduce: most calls that wait for nothing but their peers are this one."""
+    (at, name), (op_at, op_name) = tensor, op
+
+    def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        num = len(args)
+        value: Any = args[at] if num > at else kwargs.get(name)
+        op = args[op_at] if num > op_at else kwargs.get(op_name)
+        try:
+            return value.shape, value.dtype, value.is_contiguous() or value.stride(), op
+        except (AttributeError, RuntimeError, TypeError):
+            return tuple(map(_look, value)) if type(value) in _LISTS else None, op
+
+    return key
 
 
 def _look(tensor: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ _started: dict[Any, _Started] = {}  # by Work, which is kept until its call has 
 _polled: set[Any] = set()
 _wake, _leaving = threading.Event(), threading.Event()
 _poller: threading.Thread | None = None
+_unwatched: Any = None  # the class of Works, until the recording is in it
+_ask: Any = None  # its own is_completed
+_watching = threading.Lock()
 
 
 def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *, polled: bool) -> None:
@@ -35,6 +39,8 @@ def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *
 
     Sends and receives never say so.
     """
+    if _unwatched is not None:
+        _watch_waits()
     group = f" on {door.info.key}" if isinstance(door, Lane) and door.info is not None else ""
     number = f" #{token[1]}" if token is not None and group else ""
     try:
@@ -48,9 +54,25 @@ def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *
 
 
 def record_work_waits(work_class: Any) -> None:
-    """Put the recording into Work.wait and Work.is_completed."""
-    wait, is_completed = work_class.wait, work_class.is_completed
+    """Have the waits for Works of this class recorded, from the first call on that is only started.
 
+    Not before: every other call waits for a Work too, inside torch, and would pay for the look.
+    """
+    global _unwatched, _ask
+    _unwatched, _ask = work_class, work_class.is_completed
+
+
+def _watch_waits() -> None:
+    """Put the recording into Work.wait and Work.is_completed."""
+    global _unwatched
+    with _watching:
+        if _unwatched is not None:
+            _unwatched.wait = _recorded_wait(_unwatched.wait)
+            _unwatched.is_completed = _recorded_is_completed(_unwatched.is_completed)
+            _unwatched = None
+
+
+def _recorded_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(wait)
     def recorded_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         started = _started.get(work) if _started else None
@@ -72,6 +94,10 @@ def record_work_waits(work_class: Any) -> None:
         _end(work)
         return result
 
+    return recorded_wait
+
+
+def _recorded_is_completed(is_completed: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(is_completed)
     def recorded_is_completed(work: Any) -> Any:
         result = is_completed(work)
@@ -79,21 +105,15 @@ def record_work_waits(work_class: Any) -> None:
             _end(work)
         return result
 
-    work_class.wait = recorded_wait
-    work_class.is_completed = recorded_is_completed
-    global _ask
-    _ask = is_completed
-
-
-_ask: Any = None
+    return recorded_is_completed
 
 
 def forget_works() -> None:
     """In a forked child: the calls under way are its parent's."""
-    global _poller, _wake, _leaving
+    global _poller, _wake, _leaving, _watching
     _started.clear()
     _polled.clear()
-    _poller, _wake, _leaving = None, threading.Event(), threading.Event()
+    _poller, _wake, _leaving, _watching = None, threading.Event(), threading.Event(), threading.Lock()
 
 
 def _end(work: Any, error: str = "") -> None:

@@ -18,6 +18,9 @@ from typing import Any
 
 from workbench.trace import layout as at
 
+Writer = Callable[[int, bytes, str], None]
+"""Writes one record: the call's sequence number, its packed HEAD, and a note or error."""
+
 
 class TraceFile:
     """The mapped file: a ring of records, and a table in which each text, shape, group and call site is kept once."""
@@ -29,8 +32,8 @@ class TraceFile:
         self._map = mmap.mmap(fd, size_bytes)
         self._words: memoryview[int] = memoryview(self._map)[self.layout.words_at : self.layout.table_at].cast("Q")
         self.clock = clock
-        self._places, self._ring_at = self.layout.places, self.layout.ring_at
         self._numbers = count()
+        self._writers: dict[int, Writer] = {}
         self._ids: dict[str, int] = {}
         self._used = 0
         self._lock = threading.Lock()
@@ -39,20 +42,32 @@ class TraceFile:
         self._write_header(meta)
         _OPEN.add(self)
 
-    def write(self, word: int, events: int, sequence: int, head: bytes, text: str = "") -> None:
-        """One record, and the note or error behind it."""
-        number = next(self._numbers)
-        mark = number + 1
-        if text:
-            head = at.with_flag(head, at.FLAG_TEXT)
-        try:
-            place = self._ring_at + number % self._places * 80
-            _pack_into(self._map, place, mark, self.clock(), sequence, head, mark)
-            self._words[word] = events
+    def writer(self, slot: int) -> Writer:
+        """The function that writes records and counts them in this slot: the same one each time it is asked for."""
+        if slot in self._writers:
+            return self._writers[slot]
+        # Twice a call, often after the thread slept and nothing is in a cache: what it needs is in its own cells.
+        mapped, words, numbers, events = self._map, self._words, self._numbers, count(1)
+        word, ring_at, places = at.WORD_SLOTS + slot, self.layout.ring_at, self.layout.places
+
+        def write(sequence: int, head: bytes, text: str) -> None:
+            """One record of this moment, and the note or error behind it."""
+            if not self.live:
+                return
             if text:
-                self._write_text(number, text)
-        except ValueError:  # closed by another thread just now
-            pass
+                head = at.with_flag(head, at.FLAG_TEXT)
+            number = next(numbers)
+            mark = number + 1
+            try:
+                _pack_into(mapped, ring_at + number % places * 80, mark, self.clock(), sequence, head, mark)
+                words[word] = next(events)
+                if text:
+                    self._write_text(number, text)
+            except ValueError:  # closed by another thread just now
+                pass
+
+        self._writers[slot] = write
+        return write
 
     def add(self, value: Any) -> int:
         """The id of a JSON value, written to the table when it is new. ID_LOST where there is no room left."""
@@ -114,7 +129,7 @@ class TraceFile:
         for part, start in enumerate(range(0, len(data), at.TEXT_BYTES)):
             piece = data[start : start + at.TEXT_BYTES]
             number = next(self._numbers)
-            place = self._ring_at + number % self._places * at.RECORD.size
+            place = self.layout.ring_at + number % self.layout.places * at.RECORD.size
             flags = at.FLAG_LAST_PART if start + len(piece) == len(data) else 0
             head = at.HEAD.pack(at.PHASE_TEXT, flags, len(piece), piece)
             _pack_into(self._map, place, number + 1, event, part, head, number + 1)

@@ -24,14 +24,15 @@ whose ids its key holds, kept so that these ids stay taken."""
 class Lane:
     """One group's calls on this rank. `begin` and `end` together cost a few microseconds."""
 
-    def __init__(self, file: TraceFile | None, info: GroupInfo | None, *, slot: int, group_id: int) -> None:
+    def __init__(
+        self, file: TraceFile | None, info: GroupInfo | None, *, slot: int = 0, group_id: int = at.ID_NONE
+    ) -> None:
         """Use Recorder.group."""
         self.info = info
         self._file = file
         self._group_id = group_id
-        self._word = at.WORD_SLOTS + slot
+        self._write = _write_nothing if file is None else file.writer(slot)
         self._known: dict[Any, _Known] = {}
-        self._events = count(1)
         self._calls = count(1)
         self._latest = 0
         self._peer_calls: dict[tuple[str, int], Iterator[int]] = {}
@@ -78,7 +79,7 @@ class Lane:
             sequence = self._latest = next(self._calls)
         else:
             sequence = next(self._peer_calls.setdefault(peer, count(1)))
-        file.write(self._word, next(self._events), sequence, head, note)
+        self._write(sequence, head, note)
         return end_head, sequence
 
     def begin_known(
@@ -86,10 +87,10 @@ class Lane:
         key: tuple[Any, ...],
         frame: FrameType | None,
         describe: Callable[..., Mapping[str, Any]],
-        *args: Any,
+        told: tuple[Any, ...],
         note: str = "",
     ) -> Token | None:
-        """begin, for a caller that counts microseconds: describe(key, *args) gives begin's fields, once a key and line.
+        """begin, for a caller that counts microseconds: describe(key, *told) gives begin's fields, once a key and line.
 
         key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. A key that
         cannot be hashed is described afresh.
@@ -100,23 +101,22 @@ class Lane:
         try:
             head, end_head, peer, _ = self._known[key]
         except (KeyError, TypeError):
-            head, end_head, peer, _ = self._meet(file, key, frame, describe, args)
+            head, end_head, peer, _ = self._meet(file, key, frame, describe, told)
         if peer is None:
             sequence = self._latest = next(self._calls)
         else:
             sequence = next(self._peer_calls.setdefault(peer, count(1)))
-        file.write(self._word, next(self._events), sequence, head, note)
+        self._write(sequence, head, note)
         return end_head, sequence
 
-    def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
+    def end(self, token: Token | None, note: str = "", error: str = "") -> None:
         """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
-        file = self._file
-        if file is None or token is None or not file.live:
+        if token is None:
             return
         head, sequence = token
         if error:
             head = at.with_flag(head, at.FLAG_ERROR)
-        file.write(self._word, next(self._events), sequence, head, error or note)
+        self._write(sequence, head, error or note)
 
     def instant(
         self,
@@ -146,7 +146,7 @@ class Lane:
         head = at.with_phase(known[0], at.PHASES["I"])
         if error:
             head = at.with_flag(head, at.FLAG_ERROR)
-        file.write(self._word, next(self._events), self._latest, head, error or note)
+        self._write(self._latest, head, error or note)
 
     @contextlib.contextmanager
     def span(self, op: str, **fields: Any) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Lane:
         key: tuple[Any, ...],
         frame: FrameType | None,
         describe: Callable[..., Mapping[str, Any]],
-        args: tuple[Any, ...],
+        told: tuple[Any, ...],
     ) -> _Known:
         """What begin_known does not know yet. Where `frame` is an inner one, the caller's line belongs to the key."""
         codes = [] if frame is None else [frame.f_code]
@@ -177,7 +177,7 @@ class Lane:
             key = (*key, id(line.f_code), line.f_lasti)
             with contextlib.suppress(KeyError, TypeError):
                 return self._known[key]
-        fields = describe(called, *args)
+        fields = describe(called, *told)
         return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes)
 
     def _describe(
@@ -225,6 +225,10 @@ _DESCRIBED = (
     *("peer_world_rank", "stride_class", "remark", "capture"),
 )  # the fields that _describe takes, in its order
 _MOST_KNOWN = 4096  # descriptions a lane keeps before it starts afresh
+
+
+def _write_nothing(sequence: int, head: bytes, text: str) -> None:
+    """Of a recorder that is off."""
 
 
 def _at(ranks: tuple[int, ...], place: Any) -> int | None:

@@ -45,8 +45,7 @@ class Recorder:
         self._file = file
         self._lanes: dict[tuple[GroupKey, str, int, int], Lane] = {}
         self._lock = threading.Lock()
-        self._lane = Lane(file, None, slot=0, group_id=at.ID_NONE)
-        self._events_of_the_rest = count(1)  # of the lanes that share the last slot
+        self._lane = Lane(file, None)
         self._is_borrowed = False
 
     @classmethod
@@ -108,7 +107,7 @@ class Recorder:
             return Recorder.off()
         borrowed = Recorder(_shared.path, _shared.world_rank, _shared._file)
         borrowed._lanes, borrowed._lock, borrowed._lane = _shared._lanes, _shared._lock, _shared._lane
-        borrowed._events_of_the_rest, borrowed._is_borrowed = _shared._events_of_the_rest, True
+        borrowed._is_borrowed = True
         return borrowed
 
     @property
@@ -133,7 +132,7 @@ class Recorder:
             return lane
         info = GroupInfo(*wanted)
         if not self.enabled:
-            return Lane(None, info, slot=0, group_id=at.ID_NONE)
+            return Lane(None, info)
         with self._lock:
             if wanted not in self._lanes:
                 self._lanes[wanted] = self._new_lane(info)
@@ -191,10 +190,7 @@ class Recorder:
     def _new_lane(self, info: GroupInfo) -> Lane:
         assert self._file is not None
         slot = min(len(self._lanes) + 1, self._file.layout.num_slots - 1)
-        lane = Lane(self._file, info, slot=slot, group_id=self._file.add({"group": info.to_json(), "slot": slot}))
-        if slot == self._file.layout.num_slots - 1:
-            lane._events = self._events_of_the_rest
-        return lane
+        return Lane(self._file, info, slot=slot, group_id=self._file.add({"group": info.to_json(), "slot": slot}))
 
 
 _shared: Recorder | None = None
