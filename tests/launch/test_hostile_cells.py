@@ -72,6 +72,49 @@ def test_half_a_surrogate_pair_in_what_a_rank_says_loses_nothing(
     assert capsys.readouterr().out == "[0-3] a?b\n[0-3] and on\n"
 
 
+@pytest.mark.parametrize("taken", ["sys.stdout.close(); sys.stderr.close()", "sys.stdout = sys.stderr = None"])
+def test_streams_that_a_cell_has_taken_away_are_there_for_the_next(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], taken: str
+) -> None:
+    cluster.run(f"import sys; {taken}", deadline_s=20)
+    pids = cluster.run(bodies.pid, deadline_s=20)
+    cluster.run("print('heard'); print('too', file=sys.stderr)", deadline_s=20)
+    assert capsys.readouterr() == ("[0-3] heard\n", "[0-3] too\n")
+    assert cluster.run(bodies.pid) == pids
+
+
+def test_a_cell_that_breaks_what_its_rank_answers_with_is_told_so_and_the_rank_serves_on(cluster: Cluster) -> None:
+    pids = cluster.run(bodies.pid)
+    with pytest.raises(RanksFailedError, match=r"world rank 2 failed: ZeroDivisionError: .* builtins are put back"):
+        cluster.run("import builtins; builtins.len = lambda _: 1 / 0", ranks=2, deadline_s=20)
+    cluster.run("import json; kept, json.dumps = json.dumps, None", deadline_s=20)
+    assert cluster.run(bodies.pid, deadline_s=20) == pids
+    cluster.run("json.dumps = kept")
+    assert cluster.run(bodies.sum_over) == EVERYBODY
+
+
+def test_a_forked_child_that_comes_out_of_its_cell_ends(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.run(
+        "import os\nif (child := os.fork()) == 0:\n    1 / 0\nprint(os.waitpid(child, 0)[1] >> 8)", deadline_s=20
+    )
+    cluster.run("if (child := os.fork()) == 0:\n    raise SystemExit(3)\nos.waitpid(child, 0)[1] >> 8", deadline_s=20)
+    assert capsys.readouterr().out.splitlines()[-1] == "[0-3] 1"
+    assert cluster.run(bodies.sum_over) == EVERYBODY
+
+
+def test_megabytes_that_come_after_the_answer_are_shown(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.run("for _ in range(300):\n    print('x' * 100_000)\nprint('end')", ranks="0,1", deadline_s=60)
+    told = capsys.readouterr().out
+    assert (len(told), told[-10:]) == (300 * 100_007 + 10, "[0-1] end\n")
+
+
+def test_a_value_that_cannot_be_shown_is_told_with_its_own_error(cluster: Cluster) -> None:
+    with pytest.raises(RanksFailedError, match="world ranks 0-3 failed: ValueError: not for show"):
+        cluster.run(
+            "class Shy:\n    def __repr__(self):\n        raise ValueError('not for show')\nShy()", deadline_s=20
+        )
+
+
 @pytest.mark.parametrize(
     "code", ["session.close()", "with session:\n    pass", "if rank == 2:\n    session._open = False"]
 )

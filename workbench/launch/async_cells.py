@@ -14,13 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipykernel import kernelbase
-from ipyparallel.engine import app
 from ipyparallel.engine.kernel import IPythonParallelKernel
-
-
-def await_cells() -> None:
-    """Have the engine of this process run cells with `await`. Local; before the engine starts."""
-    app.Kernel = _Kernel
 
 
 class _NoSubshells:
@@ -32,7 +26,9 @@ class _NoSubshells:
         return False
 
 
-class _Kernel(IPythonParallelKernel):  # type: ignore[misc]  # ipyparallel is untyped
+class AwaitingKernel(IPythonParallelKernel):  # type: ignore[misc]  # ipyparallel is untyped
+    """ipyparallel's kernel with cells that may await."""
+
     shell_channel_thread = _NoSubshells()
     _supports_kernel_subshells = False
 

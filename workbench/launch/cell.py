@@ -14,7 +14,7 @@ from workbench.launch.output import RankOutput, Rich
 from workbench.launch.show import Display
 
 _POLL_S = 0.01
-_OUTPUT_S = 0.5  # how long the last output may come after the answer
+_OUTPUT_S = 10.0  # how long nothing more of the output may come, once all have answered, before it is let go
 
 
 class Cell:
@@ -73,9 +73,7 @@ class Cell:
                 if deadline_s is not None and time.monotonic() - self.started_s > deadline_s:
                     raise TimeoutError
                 time.sleep(_POLL_S)
-            late = time.monotonic() + _OUTPUT_S
-            for result in self._results.values():
-                result.wait_for_output(max(late - time.monotonic(), 0))
+            self._await_output()
         finally:
             display.finish(self.outputs())
 
@@ -85,6 +83,17 @@ class Cell:
         while self.running and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return not self.running
+
+    def _await_output(self) -> None:
+        """Return once the ranks' output has come to its end. Megabytes come seconds after the answer."""
+        seen = -1
+        late = 0.0
+        while not all(result.wait_for_output(_POLL_S) for result in self._results.values()):
+            size = sum(_size(told) for told in self._told.values())
+            if size > seen:
+                seen, late = size, time.monotonic() + _OUTPUT_S
+            elif time.monotonic() > late:
+                return
 
     def _output(self, world_rank: int) -> RankOutput:
         told = self._told[world_rank]
@@ -106,3 +115,7 @@ class Cell:
         result = self._results[world_rank]
         error = result.exception() if result.done() else None
         return error if isinstance(error, ipyparallel.RemoteError) else None
+
+
+def _size(told: Mapping[str, Any]) -> int:
+    return len(told["stdout"] or "") + len(told["stderr"] or "") + len(told["outputs"])

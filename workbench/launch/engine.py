@@ -19,10 +19,10 @@ from ipyparallel.engine.app import IPEngine
 from IPython import get_ipython
 
 from workbench.errors import ArgumentError, ClosedError, WorkbenchError
-from workbench.launch.async_cells import await_cells
 from workbench.launch.calls import CallRecorder
 from workbench.launch.gpu_waits import abort_nccl, end_waits_on_interrupt
 from workbench.launch.orphans import die_with_parent
+from workbench.launch.rank_kernel import use_rank_kernel
 from workbench.launch.spec import EngineSpec
 from workbench.launch.waits import poll_waits
 from workbench.ranks import GroupMap
@@ -130,7 +130,7 @@ def run_rank(spec: EngineSpec) -> None:
     _register_stack_dump(spec.stacks_file(world_rank))
     warnings.filterwarnings("ignore", message="To exit: use")  # IPython's advice after sys.exit(): no rank can take it
     OutStream.flush_interval = _FLUSH_S
-    await_cells()
+    use_rank_kernel()
     _rank = Rank(spec)
     sys.argv = ["workbench-rank"]
     _Engine.launch_instance(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from json import dumps  # the function: a cell may put another one into the module
 from typing import Any
 
 from jupyter_client.jsonutil import json_clean, json_default
@@ -15,7 +15,7 @@ def pack(message: Any) -> bytes:
     of a rank is lost, and the rank is waited for without end.
     """
     try:
-        text = json.dumps(message, default=json_default, ensure_ascii=False, allow_nan=False)
+        text = dumps(message, default=json_default, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # keys that are no strings, numbers that JSON lacks
-        text = json.dumps(json_clean(message), default=json_default, ensure_ascii=False, allow_nan=False)
+        text = dumps(json_clean(message), default=json_default, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace")
