@@ -4,6 +4,9 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a forked rank must not inherit a thread pool it cannot use
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+os.environ["RES_OPTIONS"] = (
+    "timeout:1"  # torch's store asks DNS for the name of ::ffff:127.0.0.1; a lost answer costs 5 s
+)
 
 import torch
 

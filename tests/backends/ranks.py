@@ -68,7 +68,7 @@ class GlooChannel:
         self.timeout_s = timeout_s
         self._story = Story(dist.distributed_c10d._get_default_store(), f"story of {key}")
 
-    def gather(self, value: Any, *, what: str) -> list[Any]:  # noqa: ARG002 - the signature of every channel
+    def gather(self, value: Any, *, what: str, held: bool = False) -> list[Any]:  # noqa: ARG002 - as every channel
         told: list[Any] = [None] * self.key.size
         dist.all_gather_object(told, (self.world_rank, value), group=self.torch_group)
         by_rank = dict(told)

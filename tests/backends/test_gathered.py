@@ -65,13 +65,15 @@ def test_a_refused_call_waits_for_nobody_and_close_is_final(backend: ModuleType)
     assert run_ranks(2, rank_main) == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-def test_a_rank_that_stops_while_data_moves_is_named_alike_by_the_others(backend: ModuleType, tmp_path: Path) -> None:
-    """Rank 1 agrees on the call and then sends nothing: only it is missing, whoever waits for it."""
+def test_a_rank_that_stops_while_data_moves_is_named_alike_by_the_others(tmp_path: Path) -> None:
+    """Rank 1 agrees on the call and then sends nothing: only it is missing, whoever waits for it.
+
+    Pinned for one of the two backends, since it takes two deadlines: moving data is the same code for both.
+    """
 
     def rank_main(rank: int) -> tuple[tuple[int, ...], str]:
-        with pytest.raises(DeadlineError) as caught, Session(THREE, device="cpu", timeout_s=5.0) as s:
-            workspace = backend.bind(s._groups[0, 1, 2].channel, request(16))
+        with pytest.raises(DeadlineError) as caught, Session(THREE, device="cpu", timeout_s=4.0) as s:
+            workspace = gloo.bind(s._groups[0, 1, 2].channel, request(16))
             x = torch.ones(1, 16).bfloat16()
             workspace.all_reduce(x)
             if rank == 1:
@@ -86,14 +88,14 @@ def test_a_rank_that_stops_while_data_moves_is_named_alike_by_the_others(backend
                 workspace.all_reduce(x)
             finally:
                 (tmp_path / f"told{rank}").touch()
-                assert "waited 5 s for world rank 1" in workspace.broken
+                assert "waited 4 s for world rank 1" in workspace.broken
                 with pytest.raises(ClosedError):
                     workspace.all_reduce(x)
         return caught.value.missing, str(caught.value)
 
     ended = run_ranks(3, rank_main)
     assert ended[0][0] == (1,)
-    assert "waited 5 s for world rank 1, which did not enter it" in ended[0][1]
+    assert "waited 4 s for world rank 1, which did not enter it" in ended[0][1]
     assert ended == [ended[0]] * 3
 
 

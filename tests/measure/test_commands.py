@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.marked import assert_nothing_runs_of, started_by
+from workbench import cli
 from workbench.measure import known_ways
 from workbench.trace import Role, Scenario, parse_comparison
 
@@ -48,6 +50,28 @@ def run(
         assert torchrun or os.listdir(temporary) == []  # torchrun keeps its own logs there
     assert "Traceback" not in told or torchrun
     return subprocess.CompletedProcess(process.args, process.returncode, out, told)
+
+
+def run_forked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command that starts no ranks, in a fork of this process, which has loaded torch already."""
+    with tempfile.TemporaryDirectory() as temporary:
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                for descriptor, name in ((1, "out"), (2, "told")):
+                    os.dup2(os.open(f"{temporary}/{name}", os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
+                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+                sys.argv[1:] = arguments
+                try:
+                    cli.main()
+                except SystemExit as e:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(int(e.code or 0))
+            os._exit(99)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        out, told = (Path(temporary, name).read_text() for name in ("out", "told"))
+    return subprocess.CompletedProcess(arguments, status, out, told)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +151,7 @@ def test_a_baseline_of_other_work_is_refused_before_anything_starts(
 ) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps(json.loads(measured[0].read_text()) | change))
-    done = run("measure", "fused", *SMALL, "--ranks", "3", "--compare", str(other))
+    done = run_forked("measure", "fused", *SMALL, "--ranks", "3", "--compare", str(other))
     assert done.returncode == 2
     assert told in done.stderr
     assert "starting" not in done.stderr
@@ -153,7 +177,7 @@ def test_a_baseline_of_other_work_is_refused_before_anything_starts(
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_message_and_exit_2(arguments: list[str], told: str) -> None:
-    done = run("measure", "fused", *arguments)
+    done = run_forked("measure", "fused", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
@@ -242,7 +266,7 @@ def test_tune_measures_writes_a_table_and_why_reads_it(tmp_path: Path) -> None:
     table = json.loads(out.read_text())
     assert (table["arches"], list(table["world_sizes"])) == (["cpu"], ["2"])
     asked = ("why", "sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "64", "--tokens", "1")
-    assert run(*asked, "--table", str(out)).returncode == 0
+    assert run_forked(*asked, "--table", str(out)).returncode == 0
 
 
 def test_tune_finds_that_nothing_is_won_and_writes_no_table(tmp_path: Path) -> None:
@@ -265,11 +289,11 @@ def test_tune_refuses_a_place_before_it_measures() -> None:
 def test_a_table_tuned_from_stored_runs_decides_up_to_the_largest_size_that_was_won(tmp_path: Path) -> None:
     out = tmp_path / "tuned.json"
     sources = [word for name in ("h7168", "h4096") for word in ("--from", str(STORED / f"{name}.json"))]
-    assert run("tune", *sources, "--out", str(out)).returncode == 0
+    assert run_forked("tune", *sources, "--out", str(out)).returncode == 0
 
     def decide(tokens: int, *more: str) -> tuple[str, str]:
         asked = ("why", "sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "7168", "--tokens", str(tokens))
-        done = run(*asked, "--kind", "tp", "--json", *more)
+        done = run_forked(*asked, "--kind", "tp", "--json", *more)
         plan = json.loads(done.stdout)["groups"][0]["plan"]
         return plan["choice"], plan["standing"]
 
@@ -288,6 +312,6 @@ def test_a_table_that_does_not_fit_is_refused_by_field(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text('{"schema": 1}')
     asked = ("why", "sglang", "--size", "tp=2", "--machine", "h200x2", "--hidden", "64", "--tokens", "1")
-    done = run(*asked, "--table", str(wrong))
+    done = run_forked(*asked, "--table", str(wrong))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "field 'provenance' is missing" in done.stderr

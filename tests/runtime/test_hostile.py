@@ -213,7 +213,36 @@ def test_a_second_thread_on_gloo_is_refused_where_it_would_mix_up_messages() -> 
 
     (first, told), (second, _) = run_ranks(2, body)
     assert (first, second) == (2.0, 2.0)
-    assert told.startswith("tp[0,1] on world rank 0: another thread is inside a call")
+    assert told.startswith("tp[0,1] on world rank 0: another call is not over yet")
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_signal_handler_that_calls_in_the_midst_of_a_call_is_refused_and_the_call_is_right(
+    backend: str, tmp_path: Path
+) -> None:
+    handled = tmp_path / "handled"
+
+    def body(rank: int) -> tuple[float, list[str]]:
+        told: list[str] = []
+
+        def call_again(*_: object) -> None:
+            with pytest.raises(ArgumentError) as e:
+                s.all_reduce(torch.ones(2, HIDDEN), group="tp")
+            told.append(str(e.value))
+            handled.touch()
+
+        with opened(TWO, backend) as s:
+            if rank == 0:
+                signal.signal(signal.SIGALRM, call_again)
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+            while rank == 1 and not handled.exists():  # so the other waits when the signal comes
+                time.sleep(0.01)
+            total = float(s.all_reduce(torch.ones(1, HIDDEN), group="tp")[0, 0])
+        return total, told
+
+    (first, told), (second, _) = run_ranks(2, body)
+    assert (first, second) == (2.0, 2.0)
+    assert "another call is not over yet, of another thread or of what a signal handler interrupts" in told[0]
 
 
 def test_a_rank_that_died_before_a_rebuild_is_named_at_once() -> None:

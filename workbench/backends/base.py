@@ -34,7 +34,8 @@ class Channel(Protocol):
 
     One per group and rank. `gather` is collective over the group: every member calls it the same number of times.
     `torch_group` is the gloo group of the same members. torch numbers them in its own order (see GroupKey), so a
-    backend never takes a place in it for a group rank. Whoever uses it holds `busy`, as `gather` itself does.
+    backend never takes a place in it for a group rank. Whoever uses it holds `busy`, as `gather` itself does, and says
+    so to a `gather` inside.
     """
 
     key: GroupKey
@@ -43,9 +44,10 @@ class Channel(Protocol):
     torch_group: dist.ProcessGroup
     busy: Busy
 
-    def gather(self, value: Json, *, what: str) -> list[Json]:
+    def gather(self, value: Json, *, what: str, held: bool = False) -> list[Json]:
         """Every member's value, in group_rank order. Errors name `what`, which is equal on every member.
 
+        held: the caller holds `busy`.
         Raises: DeadlineError or PeerDeadError, naming world ranks.
         """
         ...

@@ -1,4 +1,7 @@
-"""Busy: one thread at a time on a group's gloo connections, where two would mix up messages and end the process."""
+"""Busy: one call at a time on a group's gloo connections, where two would mix up messages and end the process.
+
+The second may come from another thread, or from a signal handler or a finalizer in the midst of the first.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from workbench.errors import ArgumentError
 
 
 class Busy:
-    """`with busy:` around each use; nested uses by one thread are fine. `who` is the group and world rank, as text."""
+    """`with busy:` around each use, never nested. `who` is the group and world rank, as text."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> None:
-        """Local; waits for nobody. Raises ArgumentError while another thread is inside."""
+        """Local; waits for nobody. Raises ArgumentError while another call is inside."""
         if not self._lock.acquire(blocking=False):
             raise ArgumentError(
-                f"{self._who}: another thread is inside a call; a group serves one call at a time, so make its calls "
-                f"from one thread, or one after the other"
+                f"{self._who}: another call is not over yet, of another thread or of what a signal handler interrupts; "
+                f"a group serves one call at a time, so make its calls one after the other"
             )
 
     def __exit__(

@@ -118,7 +118,7 @@ class GatheredWorkspace:
         mine = call_text(
             op.value, tokens=tokens, hidden=self.request.hidden, dtype=dtype, eps=eps, weight_bias=weight_bias
         )
-        told = self._channel.gather([self._num_calls, mine], what=_COMPARING)
+        told = self._channel.gather([self._num_calls, mine], what=_COMPARING, held=True)
         if any(answer != told[0] for answer in told):
             texts = [text if n == self._num_calls else f"{text} (its call {n})" for n, text in told]
             raise mismatch_error(
@@ -175,4 +175,4 @@ def _require_all_there(channel: Channel, call_number: int, trouble: str) -> None
 
     A member whose call did end meets this in its next call, as a call that differs.
     """
-    channel.gather([call_number, f"{trouble} while data moved"], what=_COMPARING)
+    channel.gather([call_number, f"{trouble} while data moved"], what=_COMPARING, held=True)

@@ -293,7 +293,8 @@ class ShmWorkspace:
             return
         if status == Status.BUSY:
             raise ArgumentError(
-                f"{self._limits.who()}: another thread is inside a call; a workspace serves one call at a time"
+                f"{self._limits.who()}: another call is not over yet, of another thread or of what a signal handler "
+                f"interrupts; a workspace serves one call at a time"
             )
         self._raise_failure()
 

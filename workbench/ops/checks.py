@@ -87,7 +87,8 @@ def _fits(on_cpu: bool, limits: Limits, tensor: torch.Tensor) -> bool:
     """What is asked of every tensor. Runs before every call; attributes of tensors cost about 50 ns each.
 
     The kernels read memory as it lies, so a tensor whose elements are not what lies there (lazily negated, sparse, a
-    wrapper, freed by its storage's resize_ as FSDP does) would give a wrong sum or a crash. Real dtypes have no conjugate bit, quantised tensors another dtype.
+    wrapper, one whose storage was freed) would give a wrong sum or a crash. Real dtypes have no conjugate bit,
+    quantised tensors another dtype.
     """
     return (
         (type(tensor) in _PLAIN or _has_memory(tensor))
@@ -184,8 +185,8 @@ def _trouble(limits: Limits, name: str, tensor: object, dims: int) -> str:
         )
     if tensor.is_cpu and tensor.untyped_storage().nbytes() < tensor.nbytes:
         return (
-            f"{name} needs {tensor.nbytes} bytes, and its storage was cut to {tensor.untyped_storage().nbytes()}, as FSDP "
-            f"does with parameters that it has freed; call it while they are gathered"
+            f"{name} needs {tensor.nbytes} bytes, and its storage was cut to {tensor.untyped_storage().nbytes()}, as "
+            f"FSDP does with parameters that it has freed; call it while they are gathered"
         )
     if tensor.is_neg():
         return f"{name} is a lazy negation, whose memory holds the opposite sign; pass {name}.resolve_neg()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import struct
@@ -64,8 +65,8 @@ class GlooChannel:
         self._story = Story(store, f"failed/{'.'.join(map(str, key.world_ranks))}")
         self._place = [key.torch_rank(r) for r in key.world_ranks]
 
-    def gather(self, value: Any, *, what: str) -> list[Any]:
-        """Every member's JSON value, in group_rank order.
+    def gather(self, value: Any, *, what: str, held: bool = False) -> list[Any]:
+        """Every member's JSON value, in group_rank order. held: the caller holds `busy`.
 
         Collective: every member of the group, equally often and with equal `what`.
         Raises: ArgumentError for a value that is not JSON, before any wait. MismatchError, alike on every member, if
@@ -78,7 +79,7 @@ class GlooChannel:
             raise ArgumentError(
                 f"{self.key}: {what} of {type(value).__name__}: {e}; pass None, numbers, texts, lists"
             ) from e
-        with self.busy:
+        with contextlib.nullcontext() if held else self.busy:
             frames = self._all_gather(_frame(data, FRAME_BYTES, self._round + 1, what), what)
             self._compare([_HEAD.unpack_from(f) for f in frames])
             lengths = [_HEAD.unpack_from(f)[0] for f in frames]
@@ -103,7 +104,7 @@ class GlooChannel:
             except Exception as e:  # whatever the object's own code raises; told to all, so that nobody waits for it
                 problem = f"{type(value).__name__} cannot be pickled: {type(e).__name__}: {e}"
         with self.busy:
-            length, problem = self.gather([len(data), problem], what=what)[group_root]
+            length, problem = self.gather([len(data), problem], what=what, held=True)[group_root]
             if problem:
                 raise ArgumentError(f"{self.key}: {what}: {problem}")
             body = torch.empty(length, dtype=torch.uint8, device="cpu")  # whatever the default device is
@@ -255,7 +256,7 @@ class AloneChannel:
         self.world_rank = key.world_ranks[0]
         self.timeout_s = timeout_s
 
-    def gather(self, value: Any, *, what: str) -> list[Any]:  # noqa: ARG002 - as GlooChannel
+    def gather(self, value: Any, *, what: str, held: bool = False) -> list[Any]:  # noqa: ARG002 - as GlooChannel
         """The value alone, as it would come back from the wire."""
         return [json.loads(json.dumps(value))]
 

@@ -213,14 +213,15 @@ class Session:
             warm_up([bound.channel.data_group for bound in self._groups.values()])
             self.trace.end(token)
         token = self.trace.begin("capture")
-        self._calls.capturing = capture
         error: BaseException | None = None
         try:
             with recording(capture, self.device):
+                self._calls.capturing = capture
                 yield capture
         except BaseException as e:
             error = e
-        self._calls.capturing = None
+        finally:
+            self._calls.capturing = None
         try:
             failed = compare_captures(self._meet("leave", capture, error))
         except BaseException as e:
@@ -244,8 +245,8 @@ class Session:
         Numerics: fp32 sum in group_rank order, rounded once; equal bits on every member.
         Collective: every member of the group with equal shapes, in the same order as its other calls on it.
         Capture: in this session's own (`capture`); inside any other it is a CaptureError.
-        Raises: CapacityError, ArgumentError, PartialError, CaptureError before any wait; DeadlineError and
-        PeerDeadError, which name world ranks.
+        Raises: CapacityError, ArgumentError, PartialError, CaptureError before any wait; DeadlineError, PeerDeadError,
+        and CallFailedError for what nobody foresaw on some rank, which name world ranks.
         """
         return self._calls.call(Op.ALL_REDUCE, x, group, label, None, _sum)
 
