@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from workbench.bench import check_place, device_option, make_directory, measure, tune, write_whole
+from workbench.bench import NumberRange, check_place, device_option, make_directory, measure, tune, write_whole
 from workbench.errors import WorkbenchError
 from workbench.version import VERSION
 from workbench.xray import diagnose, trace
@@ -116,14 +116,14 @@ _sizes = click.option(
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="Timing rounds a variant.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, 3600, min_open=True),
+    type=NumberRange(0, 3600, min_open=True),
     default=60.0,
     show_default=True,
     help="Seconds that any wait on a rank may take.",
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(0, 86400, min_open=True),
+    type=NumberRange(0, 86400, min_open=True),
     default=600.0,
     show_default=True,
     help="Seconds the whole job may take.",

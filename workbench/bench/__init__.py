@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.bench.commands import device_option, measure, tune
+from workbench.bench.commands import NumberRange, device_option, measure, tune
 from workbench.bench.files import check_place, make_directory, write_whole
 
 if TYPE_CHECKING:
     from workbench.bench.gpus import gpu_comparison
 
-__all__ = ["check_place", "device_option", "gpu_comparison", "make_directory", "measure", "tune", "write_whole"]
+__all__ = [
+    "NumberRange",
+    "check_place",
+    "device_option",
+    "gpu_comparison",
+    "make_directory",
+    "measure",
+    "tune",
+    "write_whole",
+]
 
 
 def __getattr__(name: str) -> Any:

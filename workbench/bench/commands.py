@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -52,6 +53,16 @@ class CountsType(click.ParamType):  # type: ignore[type-arg] # generic from clic
         return tuple(sorted(counts))
 
 
+class NumberRange(click.FloatRange):
+    """Numbers of a range; click's own lets NaN through, which is below no limit and above none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
 def _check_device(_context: click.Context, _option: click.Parameter, device: str | None) -> str | None:
     """Refuses cuda where there is no GPU driver, before torch is loaded, which takes seconds."""
     if device == "cuda" and not any(next(Path("/dev").glob(name), None) for name in _GPU_FILES):
@@ -82,11 +93,11 @@ def _options(command: Any) -> Any:
                 help="Directory of a kit with other systems' kernels (GPUs only).",
             ),
             click.option("--without", metavar="NAME,NAME", help="Ways to leave out, such as flashinfer."),
-            click.option("--timeout", type=click.FloatRange(0, 3600, min_open=True), default=60.0, show_default=True),
+            click.option("--timeout", type=NumberRange(0, 3600, min_open=True), default=60.0, show_default=True),
             click.option(
                 "--limit",
                 "--limit-s",
-                type=click.FloatRange(0, 86400, min_open=True),
+                type=NumberRange(0, 86400, min_open=True),
                 default=600.0,
                 show_default=True,
                 help="Seconds the whole job may take.",
@@ -112,7 +123,7 @@ def measure() -> None:
     show_default=True,
     help="skewed: the last rank comes late before each call; the time counts from its arrival.",
 )
-@click.option("--skew-us", type=click.FloatRange(1, 1e6), default=200.0, show_default=True, help="How late it comes.")
+@click.option("--skew-us", type=NumberRange(1, 1e6), default=200.0, show_default=True, help="How late it comes.")
 @click.option(
     "--chain",
     type=WordsType("none", "gemm"),
