@@ -5,14 +5,15 @@
     python -m benchmarks.trace --judge [--ranks 64] [--calls N] reading and judging the files of many ranks
 
 Of one recorder: median and 99th percentile of begin + end together, in microseconds, with the cost of the timing loop
-itself taken off. Of a program: blocks of recorded calls and of torch's own functions take turns in one process; of the
-blocks of world rank 0 the quickest tenth is shown, since whatever else runs on the machine only adds, and the median.
+itself taken off. Of a program: blocks of recorded calls and of what torch wrote, nothing of ours in it, take turns on
+the same ranks; shown are quartiles over the rounds of world rank 0, of the differences and ratios within a round too.
 Files in memory (/dev/shm) unless --dir names another place.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import resource
 import shutil
@@ -22,6 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
 from workbench.diagnose import diagnose
 from workbench.observe import read_observed, recorded_environment
@@ -74,39 +77,66 @@ def program(ranks: int, calls: int, directory: str) -> None:
 
 
 def rank_body(calls: int) -> None:
-    """One rank: blocks of 50 calls, recorded and as torch wrote them, in turn."""
+    """One rank: rounds of four blocks of 100 calls, as torch wrote them, recorded, recorded, as torch wrote them."""
     import torch
     import torch.distributed as dist
 
-    from workbench.observe.process import OPAQUE, this_process
-
-    functions = {True: dist.all_reduce, False: vars(dist.all_reduce)["__wrapped__"]}
     dist.init_process_group("gloo")
     x = torch.ones(8)
-    elapsed: dict[bool, list[float]] = {True: [], False: []}
-    worked: dict[bool, list[float]] = {True: [], False: []}
-    for block in range(max(calls // 50, 20)):
-        for recorded in (True, False) if block % 2 else (False, True):
-            dist.barrier()
-            all_reduce = functions[recorded]
-            this_process.here.inside = "" if recorded else OPAQUE
-            start, start_cpu = time.perf_counter(), time.thread_time()
-            for _ in range(50):
+    put = _both_forms(dist)
+    wall: list[tuple[float, float]] = []  # a round: us a call, as torch wrote it and recorded
+    cpu: list[tuple[float, float]] = []
+    for _ in range(max(calls // 200, 10)):
+        times = []
+        for recorded in (False, True, True, False):
+            all_reduce = put(recorded)
+            for _ in range(10):
                 all_reduce(x)
-            worked[recorded].append((time.thread_time() - start_cpu) / 50 * 1e6)
-            elapsed[recorded].append((time.perf_counter() - start) / 50 * 1e6)
-            this_process.here.inside = ""
+            dist.barrier()
+            start, start_cpu = time.perf_counter(), time.thread_time()
+            for _ in range(100):
+                all_reduce(x)
+            times.append((time.perf_counter() - start, time.thread_time() - start_cpu))
+        put(True)
+        for found, of in ((wall, 0), (cpu, 1)):
+            one, two, three, four = (t[of] / 200 * 1e6 for t in times)
+            found.append((one + four, two + three))
     if dist.get_rank() == 0:
-        print(f"all_reduce of 8 floats, {dist.get_world_size()} gloo ranks, {len(elapsed[True])} blocks of 50 calls:")
-        for what, times in (("a call takes", elapsed), ("its thread computes", worked)):
-            for share, at in (("quickest tenth", 0), ("median", 4)):
-                plain, recorded_us = (statistics.quantiles(times[i], n=10)[at] for i in (False, True))
-                print(
-                    f"{what:<20}{share:<15}{plain:6.1f} us, recorded {recorded_us:6.1f} us: "
-                    f"{recorded_us - plain:+.1f} us, ratio {recorded_us / plain:.3f}"
-                )
-        print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        print(
+            f"all_reduce of 8 floats, {dist.get_world_size()} gloo ranks, {len(wall)} rounds of 4 blocks of 100 calls;"
+        )
+        print(f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores. Quartiles over the rounds:")
+        for what, rounds in (("a call takes", wall), ("its thread computes", cpu)):
+            plain, recorded_us = (statistics.quantiles(of, n=4) for of in zip(*rounds, strict=True))
+            more = statistics.quantiles([b - a for a, b in rounds], n=4)
+            ratio = statistics.quantiles([b / a for a, b in rounds], n=4)
+            print(
+                f"{what:<20}{_quartiles(plain)} us, recorded{_quartiles(recorded_us)} us: "
+                f"more by{_quartiles(more)} us, ratio{_quartiles(ratio, 3)}"
+            )
     dist.destroy_process_group()
+
+
+def _quartiles(values: list[float], digits: int = 1) -> str:
+    return " /".join(f"{value:{digits + 5}.{digits}f}" for value in values)
+
+
+def _both_forms(dist: Any) -> Callable[[bool], Callable[..., Any]]:
+    """A function that gives all_reduce as it is recorded, or as torch wrote it, and puts what it calls in that form."""
+    bind = ctypes.pythonapi.PyInstanceMethod_New  # what pybind11 makes of a C++ method, and __wrapped__ is not
+    bind.restype, bind.argtypes = ctypes.py_object, [ctypes.py_object]
+    recorded_all_reduce = dist.all_reduce
+    methods = [(c, name, m) for c in (dist.ProcessGroup, dist.Work) for name, m in vars(c).items()]
+    methods = [(c, name, m) for c, name, m in methods if isinstance(m, FunctionType) and hasattr(m, "__wrapped__")]
+
+    def put(recorded: bool) -> Callable[..., Any]:
+        for owner, name, ours in methods:
+            setattr(owner, name, ours if recorded else bind(vars(ours)["__wrapped__"]))
+        found = recorded_all_reduce if recorded else vars(recorded_all_reduce)["__wrapped__"]
+        assert callable(found)
+        return found
+
+    return put
 
 
 def judge(ranks: int, calls: int, directory: str) -> None:
