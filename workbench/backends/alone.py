@@ -6,11 +6,10 @@ from typing import Protocol
 
 import torch
 
-from workbench.backends.base import Channel, Request, Verdict
+from workbench.backends.base import Channel, Request, Verdict, limits_of
 from workbench.errors import ClosedError
 from workbench.ops import (
     FusedOutput,
-    Limits,
     add_rms_norm,
     check_all_reduce,
     check_empty,
@@ -46,15 +45,7 @@ class AloneWorkspace:
     def __init__(self, channel: _DeviceChannel, request: Request) -> None:
         self.request = request
         self._story = ""
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            device=channel.device,
-            ops=request.ops,
-        )
+        self._limits = limits_of(channel, request, channel.device)
 
     @property
     def broken(self) -> str:

@@ -120,14 +120,14 @@ class Workspace(Protocol):
     def close(self) -> None: ...
 
 
-def gpu_limits(channel: Channel, request: Request) -> Limits:
-    """What calls of a workspace on a GPU must fit."""
+def limits_of(channel: Channel, request: Request, device: str) -> Limits:
+    """What calls of a workspace on such a device must fit."""
     return Limits(
         hidden=request.hidden,
         dtype=request.dtype,
         max_tokens=request.max_tokens,
         group=str(channel.key),
         world_rank=channel.world_rank,
-        device="cuda",
+        device=device,
         ops=request.ops,
     )

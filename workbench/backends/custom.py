@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from workbench.backends import custom_abi as abi
-from workbench.backends.base import Channel, Request, Room, Verdict, gpu_limits
+from workbench.backends.base import Channel, Request, Room, Verdict, limits_of
 from workbench.backends.custom_build import build_cuda, why_no_kernels
 from workbench.backends.custom_memory import Shape, SharedSlots, kernel_vote, share_slots
 from workbench.errors import ClosedError, DeadlineError, ResourceError
@@ -102,7 +102,7 @@ class CustomWorkspace:
         self._shared, self._memory = shared, shared.memory
         self._failure = ""
         self._closed = False
-        self._limits = gpu_limits(channel, request)
+        self._limits = limits_of(channel, request, "cuda")
         self._calls = {
             (op, algorithm, cluster): self._template(op, algorithm, cluster, shape, channel.timeout_s)
             for op in Op

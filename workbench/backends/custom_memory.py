@@ -22,6 +22,7 @@ import torch
 from workbench.backends import custom_abi as abi
 from workbench.backends.base import Channel, Json
 from workbench.backends.descriptors import DescriptorServer, fetch_descriptor
+from workbench.backends.places import host_id
 from workbench.backends.vote import vote
 from workbench.errors import DeadlineError, ResourceError
 from workbench.ranks import GroupKey
@@ -79,7 +80,7 @@ def share_slots(channel: Channel, kernels: abi.Kernels, device: int, shape: Shap
     def introduce() -> Json:
         return {
             "gpu": kernels.device(device)[2],
-            "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "host": host_id(),
             "kernels": Path(kernels.path).name,
             "closed": sorted(_retired.get(key, {})),
         }

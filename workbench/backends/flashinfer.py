@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from workbench.backends.base import Channel, Request, Room, Verdict, gpu_limits
+from workbench.backends.base import Channel, Request, Room, Verdict, limits_of
 from workbench.backends.first_calls import EPS, prove_calls
 from workbench.backends.flashinfer_comm import ChannelComm, create_together
 from workbench.backends.places import require_own_gpus
@@ -197,7 +197,7 @@ class FlashInferWorkspace:
         self._size, self._fusion = channel.key.size, fusion
         self._native = native
         self._comm = importlib.import_module("flashinfer.comm")
-        self._limits = gpu_limits(channel, request)
+        self._limits = limits_of(channel, request, "cuda")
 
     @property
     def broken(self) -> str:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Channel, Request
+from workbench.backends.base import Channel, Request, limits_of
 from workbench.backends.calls import call_text, mismatch_error
 from workbench.backends.forks import refuse_in_children
 from workbench.backends.vote import vote
 from workbench.errors import ClosedError, DeadlineError, ResourceError, WorkbenchError
-from workbench.ops import FusedOutput, Limits, Op, Rounding, check_all_reduce, check_empty, check_fused
+from workbench.ops import FusedOutput, Op, Rounding, check_all_reduce, check_empty, check_fused
 
 LOOK_EVERY_S = 0.25  # whether a member has left, while data moves
 _COMPARING = "comparing calls"
@@ -46,14 +46,7 @@ class GatheredWorkspace:
         self.request = request
         self._channel = channel
         self._arithmetic = arithmetic
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            ops=request.ops,
-        )
+        self._limits = limits_of(channel, request, "cpu")
         self._story = ""
         self._num_calls = 0
         self._places = _places(channel)

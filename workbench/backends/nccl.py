@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from workbench.backends.base import Channel, Request, Verdict, gpu_limits
+from workbench.backends.base import Channel, Request, Verdict, limits_of
 from workbench.errors import ClosedError
 from workbench.ops import (
     FusedOutput,
@@ -60,7 +60,7 @@ class NcclWorkspace:
         self.request = request
         self._group: dist.ProcessGroup | None = channel.data_group
         self._place = [channel.key.torch_rank(r) for r in channel.key.world_ranks]
-        self._limits = gpu_limits(channel, request)
+        self._limits = limits_of(channel, request, "cuda")
 
     @property
     def broken(self) -> str:

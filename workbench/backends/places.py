@@ -1,4 +1,4 @@
-"""Where the members of a group are: what memory that GPUs share with each other needs before anyone maps it."""
+"""Where ranks are: which host, which GPU. Memory can be shared on one host only, and each GPU by one member only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def require_own_gpus(channel: Channel) -> None:
 
     Collective: every member of the channel's group.   Raises: ResourceError otherwise, alike on every member.
     """
-    told = vote(channel, "looking for the GPU", lambda: [_host(), _gpu()])
+    told = vote(channel, "looking for the GPU", lambda: [host_id(), _gpu()])
     hosts, gpus = [host for host, _ in told], [gpu for _, gpu in told]
     if len(set(hosts)) > 1:
         raise ResourceError(f"{channel.key}: members are on different hosts: {hosts}; this path ends at the host")
@@ -24,7 +24,8 @@ def require_own_gpus(channel: Channel) -> None:
         raise ResourceError(f"{channel.key}: two members share one GPU ({gpus}); give each member its own")
 
 
-def _host() -> str:
+def host_id() -> str:
+    """What tells this machine from others, whatever containers call it: its boot id. Local."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -17,10 +17,11 @@ from typing import NoReturn
 import torch
 
 from workbench.backends.arena import Arena
-from workbench.backends.base import Channel, Json, Request, Room, Verdict
+from workbench.backends.base import Channel, Json, Request, Room, Verdict, limits_of
 from workbench.backends.build import build_cpu, find_compiler, why_no_compiler
 from workbench.backends.calls import call_text, mismatch_error
 from workbench.backends.forks import refuse_in_children
+from workbench.backends.places import host_id
 from workbench.backends.segments import (
     SEGMENT_DIRECTORY,
     OwnSegment,
@@ -53,7 +54,7 @@ from workbench.errors import (
     ResourceError,
     WorkbenchError,
 )
-from workbench.ops import FusedOutput, Limits, Op, check_all_reduce, check_empty, check_fused
+from workbench.ops import FusedOutput, Op, check_all_reduce, check_empty, check_fused
 from workbench.ranks import GroupKey
 
 NAME = "shm"
@@ -164,14 +165,7 @@ class ShmWorkspace:
         self._channel = channel
         self._key = channel.key
         self._timeout_s = channel.timeout_s
-        self._limits = Limits(
-            hidden=request.hidden,
-            dtype=request.dtype,
-            max_tokens=request.max_tokens,
-            group=str(channel.key),
-            world_rank=channel.world_rank,
-            ops=request.ops,
-        )
+        self._limits = limits_of(channel, request, "cpu")
         self._story = ""  # why this workspace serves no more
         self._library = library
         self._run_sum = library.wbk_all_reduce
@@ -404,9 +398,11 @@ def _patience(num_ranks: int) -> tuple[int, int]:
 
 def _host() -> list[str]:
     """What must be equal for two processes to share memory and to see each other: machine, process table, /dev/shm."""
-    with open("/proc/sys/kernel/random/boot_id") as f:
-        boot = f.read().strip()
-    return [boot, os.readlink("/proc/self/ns/pid"), f"{SEGMENT_DIRECTORY} device {os.stat(SEGMENT_DIRECTORY).st_dev}"]
+    return [
+        host_id(),
+        os.readlink("/proc/self/ns/pid"),
+        f"{SEGMENT_DIRECTORY} device {os.stat(SEGMENT_DIRECTORY).st_dev}",
+    ]
 
 
 def _require_equal(channel: Channel, told: list[Json]) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from workbench.backends.base import Channel, Request, Room, Verdict, gpu_limits
+from workbench.backends.base import Channel, Request, Room, Verdict, limits_of
 from workbench.backends.first_calls import EPS, prove_calls
 from workbench.backends.places import require_own_gpus
 from workbench.backends.vote import vote
@@ -122,7 +122,7 @@ class SymmMemWorkspace:
         self.size_bytes = self._buffer.numel() * dtype.itemsize
         self._group_name = channel.torch_group.group_name
         self._handle: Any = None
-        self._limits = gpu_limits(channel, request)
+        self._limits = limits_of(channel, request, "cuda")
 
     @property
     def broken(self) -> str:

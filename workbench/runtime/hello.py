@@ -6,13 +6,13 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from workbench.backends.places import host_id
 from workbench.errors import ArgumentError, CallFailedError, LayoutError, PlanMismatchError, name_error
 from workbench.ranks import GroupMap
 from workbench.runtime.members import OPENING, Member, gather_over_store, ranks_text
@@ -99,7 +99,7 @@ def _introduce(group_map: GroupMap, *, device: str, settings: Settings, timeout_
     """What this rank is and came with, as JSON. Local."""
     process = psutil.Process()
     return {
-        "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "host": host_id(),
         "pid_namespace": os.readlink("/proc/self/ns/pid"),
         "pid": process.pid,
         "started": process.create_time(),

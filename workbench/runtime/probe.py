@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from workbench.backends.base import Channel
+from workbench.backends.places import host_id
 from workbench.backends.vote import vote
 from workbench.fabric import NO_CLIQUE, Allocator, Clique, Fabric, Facts, Link, Outcome, Trial
 from workbench.runtime import cuda_probe
@@ -42,7 +42,7 @@ def probe_facts(
     Units: step_deadline_s seconds for each thing that is tried.   Collective: local.   Capture: forbidden.
     """
     settings = Settings.read() if settings is None else settings
-    host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = host_id()
     node = socket.gethostname()
     if device != "cuda":
         return Facts(world_rank=world_rank, host=host, node=node)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from workbench.backends.base import Room
+from workbench.backends.places import host_id
 from workbench.backends.segments import SEGMENT_DIRECTORY, free_bytes
 from workbench.fabric import name_ranks
 
@@ -35,7 +36,7 @@ class Claim:
 
 def measure_claims(room: Room) -> tuple[Claim, ...]:
     """The claims that a workspace of this size makes on this rank. Local; nothing is allocated."""
-    host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = host_id()
     claims = []
     if room.shm:
         device = Path(SEGMENT_DIRECTORY).stat().st_dev
