@@ -41,3 +41,10 @@ def test_a_group_of_many_members_goes_by_its_ends_under_its_bar() -> None:
     figure = timings_figure([_sample(kind, "fused", 1, 10.0) for kind in ("attention_tp[12,13,14,15]", long)])
     assert list(figure.data[0].x) == ["attention_tp[12,13,14,15]", "tp[0,1,..15]"]
     assert long in figure.data[0].hovertext[1]
+
+
+def test_bars_of_a_narrow_span_have_ticks_beside_them() -> None:
+    """From 280 to 400 us there is no 1, 2 or 5 of a decade."""
+    near = timings_figure([_sample("tp[0,1]", "fused", 1, 300.0), _sample("tp[0,1]", "unfused", 1, 370.0)])
+    far = timings_figure([_sample("tp[0,1]", "fused", 1, 30.0), _sample("tp[0,1]", "unfused", 1, 3700.0)])
+    assert (near.layout.yaxis.dtick, far.layout.yaxis.dtick) == ("D1", "D2")

@@ -55,7 +55,7 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
     look = theme.layout("", height=340)
     look["legend"] |= {"y": 1.14}  # above the panels' titles
     figure.update_layout(**look, barmode="group", margin={"l": 60, "r": 10, "t": 70, "b": 20})
-    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick="D2")  # 1, 2, 5 of each decade: few bars span two
+    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=_digits(samples))
     figure.update_yaxes(title_text="µs a call, slowest member", col=1)
     return figure
 
@@ -69,6 +69,12 @@ def timings_text(samples: Sequence[Sample]) -> str:
         for s in samples
     ]
     return "\n".join(lines)
+
+
+def _digits(samples: Sequence[Sample]) -> str:
+    """Which digits of a decade get a tick: few bars span two decades, and some only a part of one."""
+    times_us = [t for s in samples for t in (s.best_us, s.worst_us)]
+    return "D1" if times_us and max(times_us) < 4 * min(times_us) else "D2"
 
 
 def _label(kind: str) -> str:
