@@ -146,6 +146,17 @@ def test_a_full_table_loses_names_with_a_count_and_no_exception(tmp_path: Path) 
     assert (found.events[-1].op, str(found.events[-1].group)) == ("first", "late[0,3]")
 
 
+def test_groups_beyond_the_last_counter_share_it_and_none_of_their_events_is_lost(tmp_path: Path) -> None:
+    with Recorder.open(tmp_path, 0, size_bytes=900 << 10) as rec:  # counts 503 groups one by one
+        for n in range(600):
+            lane = rec.group(GroupKey("tp", (0, 1)), ordinal=n)
+            lane.end(lane.begin("all_reduce"))
+    path = tmp_path / "rank-00000.wbtrace"
+    assert read_progress(path) == 1200
+    found = read_rank(path)
+    assert (len(found.events), found.drops.complete) == (1200, True)
+
+
 def test_long_texts_are_kept_up_to_a_bound_and_say_that_they_were_cut(tmp_path: Path) -> None:
     with Recorder.open(tmp_path, 0) as rec:
         rec.instant("x", note="ä" * 100)

@@ -67,7 +67,7 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, inside: str) -> _Begun:
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        used = world._default_pg if group is None else group
+        used = world._default_pg if group is None else group  # GroupMember.WORLD, less the two functions around it
         known = known_groups.get(used)
         is_member, on_gpu = True, False
         if known is None or known.on_gpu or is_peered:  # what the common call need not ask

@@ -1,0 +1,38 @@
+"""Waits for calls that were only started are recorded; a program that starts none runs torch's own Work.wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.observe.traced import environment
+from workbench.observe import read_observed, recorded_environment
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(2)
+dist.all_reduce(x)
+print(type(vars(dist.Work)["wait"]).__name__)
+work = dist.all_reduce(x, async_op=True)
+print(type(vars(dist.Work)["wait"]).__name__)
+work.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_waits_are_looked_at_from_the_first_call_on_that_is_only_started(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=recorded_environment(environment(), str(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.split() == ["instancemethod", "function"], "what pybind11 made, then ours"
+    waits = [(e.phase.value, e.note) for e in read_observed(tmp_path).events if e.op == "wait"]
+    # 1 is init_process_group, 2 the all_reduce that torch itself waited for
+    assert waits == [("B", "for all_reduce #3 on world[0]"), ("E", "")]
