@@ -1,13 +1,16 @@
 """Runs a program of tests/bugs/programs as torchrun would, on ranks forked from this process, recorded from inside.
 
 A rank has torch imported already, so a world starts in a tenth of a second. When a rank fails the others are ended, as
-torchrun does; a world in which nothing happens any more is judged while it hangs, and then ended.
+torchrun does; a world in which nothing happens any more is judged while it hangs, and then ended. A rank that is
+through, or has failed, does not leave while another one still makes a group: on a busy machine that one would fail.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
+import mmap
 import os
 import runpy
 import signal
@@ -18,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,6 +34,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 QUIET_S = 1.5  # without an event, and with hardly any computing, after which a world is judged
 GRACE_S = 0.5  # without an event after which, once a rank has failed, the others are ended
 LIMIT_S = 60.0
+STAY_S = 1.0  # at most, that a rank stays until the others have made their groups
 _IDLE_TICKS_A_SECOND = 4  # of all ranks together; on a busy machine a rank may compute for long between two events
 
 
@@ -95,13 +100,14 @@ def run_world(
     traces = directory / "trace"
     traces.mkdir(mode=0o700, exist_ok=True)
     arguments = [str(PROGRAMS / f"{name}.py"), *(["--correct"] if correct else [])]
+    making = mmap.mmap(-1, num_ranks)
     starters, pids = [], []
     for rank in range(num_ranks):
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(write_end)
-            _rank(rank, num_ranks, read_end, arguments, prepare, directory / f"rank-{rank}.txt")
+            _rank(rank, read_end, arguments, prepare, directory / f"rank-{rank}.txt", making)
         os.close(read_end)
         starters.append(write_end)
         pids.append(pid)
@@ -191,7 +197,7 @@ def _ticks(pid: int) -> int:
 
 
 def _rank(
-    rank: int, num_ranks: int, pipe: int, arguments: list[str], prepare: Callable[[], None], output: Path
+    rank: int, pipe: int, arguments: list[str], prepare: Callable[[], None], output: Path, making: mmap.mmap
 ) -> None:
     """The child: prepare, run the program as __main__, end as an interpreter would."""
     leave = os._exit
@@ -206,7 +212,8 @@ def _rank(
         faulthandler.disable()
         warnings.resetwarnings()  # pytest's "error" is not the program's
         status = 0
-        with rank_environment(rank, num_ranks, port):
+        _stay_until_groups_are_made(rank, making)
+        with rank_environment(rank, len(making), port):
             prepare()
             sys.argv = arguments
             try:
@@ -216,9 +223,44 @@ def _rank(
             except BaseException:
                 status = 1
                 sys.excepthook(*sys.exc_info())
+        _stay(making)
         os._exit(status)
     finally:
         leave(70)
+
+
+def _stay_until_groups_are_made(rank: int, making: mmap.mmap) -> None:
+    """Have this rank say when it makes a group, and destroy its own only when no rank does. Below the recording."""
+
+    def during(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            making[rank] = 1
+            try:
+                return make(*args, **kwargs)
+            finally:
+                making[rank] = 0
+
+        return made
+
+    def after(destroy: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(destroy)
+        def destroyed(*args: Any, **kwargs: Any) -> None:
+            _stay(making)
+            destroy(*args, **kwargs)
+
+        return destroyed
+
+    for name, wrap in (("init_process_group", during), ("new_group", during), ("destroy_process_group", after)):
+        wrapped = wrap(getattr(dist, name))
+        setattr(dist, name, wrapped)
+        setattr(dist.distributed_c10d, name, wrapped)
+
+
+def _stay(making: mmap.mmap) -> None:
+    until = time.monotonic() + STAY_S
+    while any(making[:]) and time.monotonic() < until:
+        time.sleep(0.002)
 
 
 def _record() -> None:
