@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workbench.trace import Sample
 from workbench.views import kind_colour, timings_figure, timings_text
 
@@ -45,6 +47,6 @@ def test_a_group_of_many_members_goes_by_its_ends_under_its_bar() -> None:
 
 def test_bars_of_a_narrow_span_have_ticks_beside_them() -> None:
     """From 280 to 400 us there is no 1, 2 or 5 of a decade."""
-    near = timings_figure([_sample("tp[0,1]", "fused", 1, 300.0), _sample("tp[0,1]", "unfused", 1, 370.0)])
-    far = timings_figure([_sample("tp[0,1]", "fused", 1, 30.0), _sample("tp[0,1]", "unfused", 1, 3700.0)])
+    steady = replace(_sample("tp[0,1]", "fused", 1, 300.0), best_us=280.0, worst_us=400.0)
+    near, far = timings_figure([steady]), timings_figure([steady, replace(steady, worst_us=3000.0)])
     assert (near.layout.yaxis.dtick, far.layout.yaxis.dtick) == ("D1", "D2")
