@@ -24,7 +24,14 @@ from tests.backends.shm_groups import (
     wait_until_asleep,
 )
 from workbench.backends import shm
-from workbench.errors import ArgumentError, CapacityError, ClosedError, DeadlineError, PeerDeadError
+from workbench.errors import (
+    ArgumentError,
+    CallFailedError,
+    CapacityError,
+    ClosedError,
+    DeadlineError,
+    PeerDeadError,
+)
 
 BIG = 64  # sixteen pieces: a rank that dies in the middle has not handed over everything
 
@@ -279,6 +286,21 @@ def test_a_peer_that_closes_is_named_at_once() -> None:
 
     text = outcomes_of(2, work)[0].value
     assert text == "tp[0,1]: world rank 1 closed its workspace before call 2; rebuild the group"
+
+
+def test_an_error_that_nobody_foresaw_inside_a_call_is_one_error_on_every_rank() -> None:
+    def work(workspace: Any, rank: int) -> tuple[str, str, str]:
+        workspace.all_reduce(ones())
+        if rank == 1:
+            workspace._run_sum = lambda *_: int("no number")
+        with pytest.raises(CallFailedError) as caught:
+            workspace.all_reduce(ones())
+        return str(caught.value), type(caught.value.__cause__).__name__, then_closed(workspace)
+
+    ended = [o.value for o in outcomes_of(3, work)]
+    assert ended[0][0].startswith("tp[0,1,2]: all_reduce failed on world rank 1: ValueError: invalid literal for int()")
+    assert [text for text, _, _ in ended] == [ended[0][0]] * 3
+    assert ended[1][1] == "ValueError"
 
 
 def test_a_second_thread_is_refused_while_the_first_waits() -> None:

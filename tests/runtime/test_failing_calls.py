@@ -132,6 +132,22 @@ def test_a_bug_on_one_rank_in_any_step_of_prepare_is_one_error_on_all(
     assert f" failed on world rank 1: {type(error).__name__}: {error}; its traceback there has the cause" in text
 
 
+def test_a_rank_that_failed_after_the_last_vote_and_lives_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(rank: int) -> Heard:
+        with Session(TWO, device="cpu", timeout_s=30) as s:
+            if rank == 1:
+                monkeypatch.setattr(selection, "Prepared", raising(TypeError("a bug of ours")))
+                heard = hear(lambda: s.prepare("tp", **SIZES, backend="shm"))
+                time.sleep(2.0)
+                return heard
+            s.prepare("tp", **SIZES, backend="shm")
+            heard = hear(lambda: fused_powers(s, "tp", 1))
+            assert heard[3] < 1.5  # before the other leaves its session
+            return heard
+
+    assert alike(run_ranks(2, body), failed=1).startswith("tp[0,1]: prepare failed on world rank 1: TypeError: a bug")
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["first call", "later call"])
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_memory_that_ends_inside_a_call_of_one_rank_is_one_error_on_all(backend: str, later: bool) -> None:
@@ -142,6 +158,7 @@ def test_memory_that_ends_inside_a_call_of_one_rank_is_one_error_on_all(backend:
             if later:
                 s.all_reduce(x[:1], group="tp")
             if rank == 1:
+                time.sleep(1.0)  # the other waits in its call by now
                 with little_memory():
                     heard = hear(lambda: s.all_reduce(x, group="tp"))
             else:
