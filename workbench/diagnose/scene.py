@@ -308,22 +308,6 @@ class Scene:
         return sequence > self._first_begun.get((world_rank, name), sequence)
 
 
-def parties(said: Mapping[int, object]) -> list[tuple[object, tuple[int, ...]]]:
-    """Who said what: the largest party first, of equal ones that with the lowest world rank."""
-    found: dict[object, list[int]] = {}
-    for rank in sorted(said):
-        found.setdefault(said[rank], []).append(rank)
-    return sorted(((what, tuple(ranks)) for what, ranks in found.items()), key=lambda p: (-len(p[1]), p[1]))
-
-
-def at_fault(said: Mapping[int, object]) -> tuple[int, ...]:
-    """The world ranks outside the largest party; all of them if there is no single largest."""
-    found = parties(said)
-    if len(found) > 1 and len(found[0][1]) == len(found[1][1]):
-        return tuple(sorted(said))
-    return tuple(sorted(r for _, ranks in found[1:] for r in ranks))
-
-
 def marks(event: Event) -> tuple[str, ...]:
     """The remarks and the note of an event, one by one: "async", "default group", "inside all_gather_object"..."""
     return tuple(event.note.split("; ")) if event.note else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from workbench.trace import Event, GroupInfo, RankCall
 
@@ -37,11 +37,6 @@ def group_words(group: GroupInfo | None) -> str:
     if group is None:
         return "no group"
     return str(group.key) if group.generation == 0 else f"{group.key} generation {group.generation}"
-
-
-def parties_words(parties: Mapping[str, Sequence[int]]) -> str:
-    """'4 on world rank 0, 6 on world ranks 1-3', from what each party said to the ranks that said it."""
-    return ", ".join(f"{said} on {ranks_words(ranks)}" for said, ranks in parties.items())
 
 
 def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Kind
-from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, at_fault, is_meeting, parties
-from workbench.diagnose.words import call_words, group_words, parties_words, raised, ranks_words
+from workbench.diagnose.parties import at_fault, parties_words
+from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, is_meeting
+from workbench.diagnose.words import call_words, group_words, raised, ranks_words
 from workbench.trace import GroupInfo, RankCall
 
 FORBIDDEN = CREATION | EXCHANGES | {"store_wait", "barrier", "monitored_barrier"}
@@ -65,13 +66,12 @@ def _half_recorded(scene: Scene) -> Iterator[Claim]:
             said = {r: "recorded" if c.event.capture else "run" for r, c in meeting.came.items()}
             if len(set(said.values())) < 2:
                 continue
-            lines = {str(what): ranks for what, ranks in parties(said)}
             yield Claim.about(
                 meeting.came.values(),
                 code="capture.half",
                 kind=Kind.CAPTURE_COUNT_MISMATCH,
                 ranks=at_fault(said),
-                message=f"{call_words(meeting.first.event)}, {meeting}: {parties_words(lines)}.",
+                message=f"{call_words(meeting.first.event)}, {meeting}: {parties_words(said)}.",
                 fix="agree on every rank whether this step is captured, replayed or run, before entering it",
             )
             break
@@ -101,7 +101,7 @@ def _recorded(scene: Scene, rank: int, capture: RankCall) -> Counter[GroupInfo]:
 
 
 def _counted(info: GroupInfo, counts: dict[int, int], whole: dict[int, RankCall]) -> Claim:
-    lines = {f"{number} calls": ranks for number, ranks in parties(counts)}
+    lines = parties_words({rank: f"{number} calls" for rank, number in counts.items()})
     first = min((whole[r] for r in counts), key=lambda c: c.event.time_ns).event
     return Claim.about(
         (whole[r] for r in counts),
@@ -110,6 +110,6 @@ def _counted(info: GroupInfo, counts: dict[int, int], whole: dict[int, RankCall]
         ranks=at_fault(counts),
         group=info,
         message=f"the capture in {first.site} holds different numbers of calls on {group_words(info)}: "
-        f"{parties_words(lines)}.{raised(whole[r] for r in counts)}",
+        f"{lines}.{raised(whole[r] for r in counts)}",
         fix="capture the same calls on every member; compare the counts before any exchange or replay",
     )

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Kind
-from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
+from workbench.diagnose.parties import at_fault, parties
+from workbench.diagnose.scene import Meeting, Scene
 from workbench.diagnose.words import call_words, ranks_words
 from workbench.trace import Event
 

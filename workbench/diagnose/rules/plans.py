@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
-from workbench.diagnose.scene import RankStory, Scene, at_fault, is_local, parties
-from workbench.diagnose.words import call_words, group_words, parties_words, raised, ranks_words
+from workbench.diagnose.parties import at_fault, parties_words
+from workbench.diagnose.scene import RankStory, Scene, is_local
+from workbench.diagnose.words import call_words, group_words, raised, ranks_words
 from workbench.trace import RankCall
 
 _FIX = (
@@ -53,8 +54,8 @@ def _sizes_differ(scene: Scene) -> Iterator[Claim]:
     for here in scene.inits.values():
         sizes = {rank: len(_members(call)) for rank, call in here.items()}
         if len(set(sizes.values())) > 1 and _is_waited_in(scene, here):
-            lines = {f"{size} ({call_words(here[ranks[0]].event)})": ranks for size, ranks in parties(sizes)}
-            text = f"the ranks make the default group with different world sizes: {parties_words(lines)}."
+            lines = parties_words(sizes, {rank: f"({call_words(call.event)})" for rank, call in here.items()})
+            text = f"the ranks make the default group with different world sizes: {lines}."
             yield _claim("plan.world-size", at_fault(sizes), here, text, fix=_SIZE_FIX)
 
 
@@ -64,12 +65,12 @@ def _first_difference(scene: Scene, plans: _Plans) -> Iterator[Claim]:
         said = {rank: f"new_group({list(_members(call))})" for rank, call in here.items()}
         late = tuple(sorted(set(plans) - set(here)))
         if len(set(said.values())) > 1:
-            lines = {f"{what} at {here[ranks[0]].event.site}": ranks for what, ranks in parties(said)}
+            lines = parties_words(said, {rank: f"at {call.event.site}" for rank, call in here.items()})
             yield _claim(
                 "plan.order",
                 at_fault(said),
                 here,
-                f"group {place + 1} that the ranks make differs: {parties_words(lines)}.",
+                f"group {place + 1} that the ranks make differs: {lines}.",
             )
             return
         if late and (gone := tuple(r for r in late if _went_another_way(scene, scene.ranks[r], here))):
@@ -123,10 +124,9 @@ def _names_differ(scene: Scene, plans: _Plans, members: tuple[int, ...]) -> Iter
         failed = any(scene.waits(c) or (c.end is not None and c.end.error) for c in here.values())
         if len(set(names.values())) > 1 and failed:
             made = {r: f"{sum(1 for c in plans[r] if c.event.ordinal < here[r].event.ordinal)} groups" for r in here}
-            lines = {str(what): ranks for what, ranks in parties(made)}
             first = min(here.values(), key=lambda c: c.event.time_ns).event
             text = f"{call_words(first)} with use_local_synchronization: the members of {list(members)} compute "
-            text += f"different names for the group, because they had made {parties_words(lines)} before."
+            text += f"different names for the group, because they had made {parties_words(made)} before."
             yield _claim("plan.local-name", at_fault(names), here, text)
             return
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Kind
+from workbench.diagnose.parties import at_fault, parties, parties_words
 from workbench.diagnose.rules.order import explain_difference
 from workbench.diagnose.rules.parts import find_unequal_parts
-from workbench.diagnose.scene import Meeting, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, group_words, parties_words, raised
+from workbench.diagnose.scene import Meeting, Scene
+from workbench.diagnose.words import call_words, group_words, raised
 from workbench.trace import Event
 
 EQUAL_SHAPES = frozenset(
@@ -76,14 +77,14 @@ def _signature(event: Event) -> tuple[object, ...]:
 
 def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim:
     found = parties(said)
-    lines = {f"{what} ({call_words(meeting.came[ranks[0]].event)})": ranks for what, ranks in found}
+    lines = parties_words(said, {rank: f"({call_words(call.event)})" for rank, call in meeting.came.items()})
     told = raised(meeting.came.values()) or (" Nothing was raised." if _all_left(meeting) else "")
     return Claim.about(
         meeting.came.values(),
         code=field.code,
         kind=field.kind,
         ranks=at_fault(said),
-        message=f"{field.name} differs in {meeting}: {parties_words(lines)}.{told}",
+        message=f"{field.name} differs in {meeting}: {lines}.{told}",
         shown=(meeting.came[r] for _, ranks in found for r in ranks[:2]),
         fix=field.fix,
     )

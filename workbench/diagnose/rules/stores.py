@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Kind
-from workbench.diagnose.scene import RankStory, Scene, at_fault, marks, parties
-from workbench.diagnose.words import call_words, parties_words, raised, ranks_words
+from workbench.diagnose.parties import at_fault, parties_words
+from workbench.diagnose.scene import RankStory, Scene, marks
+from workbench.diagnose.words import call_words, raised, ranks_words
 from workbench.trace import RankCall
 
 _NUMBER = re.compile(r"\d+")
@@ -77,14 +78,14 @@ def _counters(calls: Mapping[int, RankCall]) -> dict[int, str]:
 
 
 def _drift(calls: Mapping[int, RankCall], counters: Mapping[int, str]) -> Claim:
-    said = {f"{number} (such as {_keys(calls[ranks[0]])[0]})": ranks for number, ranks in parties(counters)}
+    said = parties_words(counters, {rank: f"(such as {_keys(call)[0]})" for rank, call in calls.items()})
     first = min(calls.values(), key=lambda c: c.event.time_ns).event
     return Claim.about(
         calls.values(),
         code="store.counter",
         kind=Kind.ORDINAL_DRIFT,
         ranks=at_fault(counters),
-        message=f"{call_words(first)}: the ranks wait for keys with different numbers: {parties_words(said)}; each "
+        message=f"{call_words(first)}: the ranks wait for keys with different numbers: {said}; each "
         f"writes under its own number and nobody finds the others'.{raised(calls.values())}",
         fix="count exchanges in each group, not in the process: put the members and the group's number in the key",
     )

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.log_lines import explain_log_line
-from workbench.diagnose.scene import RankStory, Scene, at_fault, parties
-from workbench.diagnose.words import call_words, group_words, parties_words, raised, ranks_words
+from workbench.diagnose.parties import at_fault, parties_words
+from workbench.diagnose.scene import RankStory, Scene
+from workbench.diagnose.words import call_words, group_words, raised, ranks_words
 from workbench.trace import RankCall
 
 MAKING = frozenset({"symm_mem_rendezvous", "workspace"})
@@ -87,13 +88,12 @@ def _paths(scene: Scene) -> Iterator[Claim]:
             said = {r: c.event.path for r, c in meeting.came.items() if c.event.path}
             if len(set(said.values())) < 2:
                 continue
-            lines = {str(what): ranks for what, ranks in parties(said)}
             yield Claim.about(
                 meeting.came.values(),
                 code="call.path",
                 kind=Kind.PATH_DIVERGENCE,
                 ranks=at_fault(said),
-                message=f"{call_words(meeting.first.event)}, {meeting}, takes different paths: {parties_words(lines)}."
+                message=f"{call_words(meeting.first.event)}, {meeting}, takes different paths: {parties_words(said)}."
                 f"{raised(meeting.came.values())}",
                 fix="decide the path from what all members know alike, or vote on it before the call",
             )
