@@ -78,14 +78,17 @@ def test_a_rank_killed_while_others_wait_is_named_soon(tmp_path, how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["shm", "gloo", "gather"])
-def test_a_rank_that_never_comes_is_named_at_the_deadline(how: str) -> None:
+def test_a_rank_that_never_comes_is_named_at_the_deadline(tmp_path, how: str) -> None:
+    say, wait = _ready(tmp_path)
+
     def body(rank: int) -> tuple[str, tuple[int, ...]] | None:
         with _prepared(how, 1.5) as s:
             if rank == 1:
-                time.sleep(6)
+                wait((0, 2, 3))  # alive, and nowhere near the call, until they have given up
                 os._exit(0)
             with pytest.raises(DeadlineError) as e:
                 _call(s, how)
+            say(rank)
             if how != "gather":
                 with pytest.raises(ClosedError):
                     _call(s, how)

@@ -6,6 +6,9 @@ stream captures here (tests/cuda/check_runtime.py asks the real thing).
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +25,7 @@ from workbench.ops import ALL, Limits, Rounding
 from workbench.plan import Plan
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
+from workbench.runtime.capture import foreign_capture
 from workbench.runtime.prepared import Part, Prepared
 from workbench.trace import Recorder
 
@@ -73,6 +77,42 @@ def test_inside_another_sessions_capture_every_call_is_refused_by_name_and_works
             return refused, captured.unique().tolist(), fused_powers(other, "tp", 1).residual.unique().tolist()
 
     assert run_ranks(2, body) == [(NAMES, [3.0], [8.0])] * 2
+
+
+def test_a_call_of_another_thread_is_not_taken_into_the_capture() -> None:
+    def body(rank: int) -> tuple[list[str], int, list[float]]:
+        with opened() as s:
+            told: list[str] = []
+
+            def call() -> None:
+                with pytest.raises(CaptureError) as e:
+                    fused_powers(s, "tp", 1)
+                told.append(str(e.value))
+
+            with s.capture() as c:
+                out = fused_powers(s, "tp", 1)
+                thread = threading.Thread(target=call)
+                thread.start()
+                thread.join()
+            c.replay()
+            return told, len(c.calls), out.residual.unique().tolist()
+
+    told = "tp[0,1]: all_reduce_add_rms_norm in a thread that is not the one that captures; a session serves one"
+    assert run_ranks(2, body) == [([f"{told} thread at a time"], 1, [8.0])] * 2
+
+
+def test_a_child_forked_inside_a_capture_opens_sessions_of_its_own() -> None:
+    def body(rank: int) -> int:
+        with opened() as s, s.capture():
+            child = os.fork()
+            if child == 0:
+                status = 1
+                with contextlib.suppress(BaseException):
+                    status = 0 if not foreign_capture("cpu") else 2
+                os._exit(status)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert run_ranks(2, body) == [0, 0]
 
 
 @contextmanager

@@ -8,6 +8,8 @@ upstream an exchange at the end of the capture hangs (facts: SGLang 11275; vLLM 
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ NormArguments = tuple[torch.Tensor, torch.Tensor, float, float, Quant | None]
 _Result = TypeVar("_Result", torch.Tensor, FusedOutput)
 _SHOWN = 64  # calls of a group told to the other ranks in full; of more, the digest still tells that they differ
 _open: list[Capture] = []  # of every session of this process
+os.register_at_fork(after_in_child=_open.clear)  # a child's own sessions are in no capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Capture:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.kept: list[object] = []
         self._state = "open"
+        self._thread = threading.get_ident()
 
     def replay(self) -> None:
         """Run what was captured, on what its inputs hold now; results are in the tensors that the capture gave out.
@@ -125,13 +129,19 @@ class Capture:
     def record(self, call: CapturedCall, limits: Limits, run: Callable[[], _Result]) -> _Result:
         """Write a call down, and give the tensors that each replay fills.
 
-        On CUDA the call runs into the graph; on CPU it runs at each replay, so what it could not take is refused now.
+        On CUDA the call runs into the graph; on CPU it runs at each replay, so what it could not take is refused now,
+        and so is another thread, which would take what no replay has filled yet for its result.
         """
         call.check(limits)
         if self.graph is not None:
             out = run()
             self.kept += (call, out)
         else:
+            if threading.get_ident() != self._thread:
+                raise CaptureError(
+                    f"{call.group}: {call.op.value} in a thread that is not the one that captures; a session serves "
+                    f"one thread at a time"
+                )
             empty: Any = _unfilled(call)  # of the type that the call gives
             out = empty
             self._again.append(lambda: _fill(empty, run()))

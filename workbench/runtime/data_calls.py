@@ -25,6 +25,7 @@ from workbench.runtime.opening import DTYPE_NAMES, HARMLESS
 from workbench.runtime.prepared import Prepared
 from workbench.runtime.requests import MAX_TOKENS, unprepared_error
 from workbench.runtime.subgroup import BoundGroup, limits_of
+from workbench.trace import end_after_device
 
 LABEL_LENGTH = 256  # it goes into records, and over the wire in check mode and with captures
 _Result = TypeVar("_Result", torch.Tensor, FusedOutput)
@@ -116,7 +117,10 @@ class DataCalls:
             if told is e:
                 raise
             raise told from e
-        bound.lane.end(token)
+        if part.is_cuda and self.capturing is None:
+            end_after_device(bound.lane, token, part.device)
+        else:
+            bound.lane.end(token)
         if isinstance(x, Partial):
             x.settle()
         return out

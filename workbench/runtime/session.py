@@ -36,7 +36,7 @@ from workbench.runtime.requests import make_request, unprepared_error
 from workbench.runtime.selection import bind_workspace, freeze_group
 from workbench.runtime.subgroup import BoundGroup
 from workbench.settings import Settings, check_timeout
-from workbench.trace import Recorder
+from workbench.trace import Recorder, end_passed_calls
 
 
 class Session:
@@ -366,6 +366,7 @@ class Session:
         self.trace.instant("session_close", note="after a failure" if self._calls.broken else "")
         with ExitStack() as closing:
             closing.callback(self.trace.close)
+            closing.callback(end_passed_calls)
             closing.callback(self._give_back)
             if not self._calls.broken:
                 for group in self._groups.values():
