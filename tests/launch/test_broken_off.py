@@ -6,7 +6,10 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from _thread import interrupt_main
 from pathlib import Path
 
 import psutil
@@ -78,6 +81,23 @@ def test_a_start_that_was_broken_off_leaves_no_process_kept_or_not(tmp_path: Pat
     started = _kill_driver(START.format(keep=keep), tmp_path, ready)
     assert started
     assert _left(tmp_path, within_s=40) == []
+
+
+def test_ctrl_c_at_any_moment_of_a_start_leaves_nothing_and_the_next_start_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(psutil.Process().children(recursive=True))
+    for after_s in (0.0, 0.03, 0.3, 1.0):
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(after_s, interrupt_main).start()
+            with Cluster(ranks=2, device="cpu"):
+                time.sleep(60)
+        left = set(psutil.Process().children(recursive=True)) - before
+        assert [p.cmdline() for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+        assert not list(tmp_path.glob("workbench-*/*"))
+    with Cluster(ranks=2, device="cpu") as cluster:
+        assert cluster.run(bodies.sum_over) == (11.0, 11.0)
 
 
 def test_ranks_that_ignore_every_signal_and_what_they_started_end_with_a_killed_driver(tmp_path: Path) -> None:

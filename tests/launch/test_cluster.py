@@ -209,6 +209,15 @@ def test_ctrl_c_in_the_driver_interrupts_the_ranks(cluster: Cluster) -> None:
     assert cluster.status.busy == ()
 
 
+@pytest.mark.parametrize("apart_s", [0.0, 0.02])
+def test_a_second_ctrl_c_at_once_is_one_with_the_first(cluster: Cluster, apart_s: float) -> None:
+    for after_s in (0.5, 0.5 + apart_s):
+        threading.Timer(after_s, interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt, match="interrupted: world ranks 0-3"):
+        cluster.run("import time; time.sleep(60)")
+    assert cluster.status.busy == ()
+
+
 def test_a_busy_rank_is_refused_and_the_others_serve(cluster: Cluster) -> None:
     with pytest.raises(CellDeadlineError):
         cluster.run("import time; time.sleep(60)", ranks=1, deadline_s=0.2)

@@ -24,8 +24,8 @@ import pytest
 from tests.launch import bodies
 from tests.launch.conftest import measured
 from workbench import Cluster
-from workbench.errors import ClosedError, ResourceError
-from workbench.launch import RankDiedError, run_job
+from workbench.errors import ClosedError, ResourceError, WorkbenchError
+from workbench.launch import RankDiedError, RanksFailedError, run_job
 from workbench.launch.directory import directories
 from workbench.launch.launcher import TorchrunEngineSetLauncher
 from workbench.launch.survivors import mark_pid
@@ -75,6 +75,45 @@ def test_a_rank_that_ends_by_itself_is_told_with_its_status(cluster: Cluster) ->
     with pytest.raises(RankDiedError, match="world rank 1: exited with status 7"):
         cluster.run("import os; os._exit(7) if rank == 1 else dist.barrier()")
     cluster.restart()
+
+
+def test_a_fault_is_told_by_its_rank_and_line_as_often_as_one_asks(cluster: Cluster) -> None:
+    fault = r"world rank 1: killed by SIGSEGV\n +cell, line 3: ctypes\.string_at\(0\)\n"
+    with pytest.raises(RankDiedError, match=fault):
+        cluster.run("import ctypes\nif rank == 1:\n    ctypes.string_at(0)\ndist.barrier()", deadline_s=30)
+    with pytest.raises(RankDiedError, match=fault) as told:
+        cluster.run("1")
+    assert told.value.dead == (1,)
+    cluster.restart()
+
+
+def test_a_rank_that_kills_its_process_group_kills_itself_alone(cluster: Cluster) -> None:
+    code = "import os, signal\nif rank == 1:\n    os.killpg(0, signal.{})\nelse:\n    time.sleep(0.3)"
+    cluster.run("import time")
+    with pytest.raises(RanksFailedError) as told:
+        cluster.run(code.format("SIGINT"), deadline_s=30)
+    assert [(e.world_rank, e.name) for e in told.value.errors] == [(1, "KeyboardInterrupt")]
+    with pytest.raises(RankDiedError, match="world rank 1: killed by SIGKILL"):
+        cluster.run(code.format("SIGKILL") + "\ndist.barrier()", deadline_s=30)
+    cluster.restart()
+
+
+def test_a_restart_ends_a_cell_of_another_thread(cluster: Cluster) -> None:
+    ended: list[BaseException] = []
+
+    def sleep() -> None:
+        try:
+            cluster.run("import time; time.sleep(60)")
+        except WorkbenchError as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    time.sleep(0.5)
+    cluster.restart()
+    thread.join(20)
+    assert len(ended) == 1
+    assert cluster.run(bodies.sum_over) == (1111.0,) * 4
 
 
 def test_nothing_survives_a_driver_that_was_killed() -> None:

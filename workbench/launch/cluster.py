@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable
@@ -210,13 +211,7 @@ class Cluster:
         except TimeoutError:
             raise self._deadline_error(cell, deadline_s or 0.0) from None
         except KeyboardInterrupt:
-            inside = cell.running
-            stuck = self.interrupt(cell.world_ranks)
-            raise KeyboardInterrupt(
-                f"not back yet: {ranks_words(stuck)}; a wait in C++ ends at its deadline, or with cluster.restart()"
-                if stuck
-                else f"interrupted: {ranks_words(inside)}; if in a collective, cluster.rebuild() comes next"
-            ) from None
+            raise self._interrupted(cell) from None
         self._crew.answered(cell)
         errors = cell.errors()
         if errors:
@@ -300,6 +295,21 @@ class Cluster:
         )
 
     # --- checks ---------------------------------------------------------------------------------------------------
+
+    def _interrupted(self, cell: Cell) -> KeyboardInterrupt:
+        """Pass a Ctrl-C on to the ranks; another one, of an impatient user, is one with it. Gives what to raise."""
+        inside = stuck = cell.running
+        with contextlib.suppress(KeyboardInterrupt), interrupts_later():
+            stuck = self.interrupt(cell.world_ranks)
+        if stuck:
+            return KeyboardInterrupt(
+                f"not back yet: {ranks_words(stuck)}; a wait in C++ ends at its deadline, or with cluster.restart()"
+            )
+        if not inside:
+            return KeyboardInterrupt("it came when every rank had ended the cell already")
+        return KeyboardInterrupt(
+            f"interrupted: {ranks_words(inside)}; if in a collective, cluster.rebuild() comes next"
+        )
 
     def _deadline_error(self, cell: Cell, deadline_s: float) -> CellDeadlineError:
         inside = cell.running or cell.world_ranks  # they may come back at this very moment

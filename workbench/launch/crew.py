@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from workbench.launch.interrupts import interrupts_later
 from workbench.launch.processes import Processes
 from workbench.launch.selection import ranks_words
 from workbench.launch.spec import EngineSpec
-from workbench.launch.standing import ClusterStatus, Diagnosis, stand
+from workbench.launch.standing import ClusterStatus, Diagnosis, last_stack, stand
 from workbench.launch.survivors import mark_lives, mark_pid, run_tag
 
 _INTERRUPT_S = {"cpu": 1.0, "cuda": 3.0}  # NCCL takes a moment to abort
@@ -43,6 +44,8 @@ class Crew:
         self._connected: Engines | None = None
         self._cells: list[Cell] = []
         self._left_busy: set[int] = set()  # busy with what an earlier driver sent
+        self._death: RankDiedError | None = None  # told again until a restart
+        self._lives = threading.RLock()
 
     @property
     def everybody(self) -> tuple[int, ...]:
@@ -120,6 +123,10 @@ class Crew:
 
     def restart(self) -> None:
         """End the ranks and start others in their place. Raises: ClosedError if the controller has ended."""
+        with self._lives:
+            self._restart()
+
+    def _restart(self) -> None:
         self._follow_restart()
         if not mark_lives(self.record.controller):
             raise ClosedError(f"the controller of cluster {self.record.name} has ended; close() it and start another")
@@ -130,6 +137,7 @@ class Crew:
             old.unlink()
         self._cells.clear()
         self._left_busy.clear()
+        self._death = None
         self.spec = replace(self.spec, attempt=self.spec.attempt + 1)
         self.processes.start_agent(self.spec)
         self._await_engines()
@@ -151,18 +159,32 @@ class Crew:
             self._connected = None
 
     def raise_if_dead(self) -> None:
-        """Raise RankDiedError if a rank's process has ended, with what the agent says of the first one."""
-        marks = self.record.rank_marks
-        dead = tuple(r for r, mark in enumerate(marks) if not mark_lives(mark))
-        if not dead or self._follow_restart():
+        """Raise RankDiedError if a rank's process has ended, with what is known of the first one."""
+        if all(map(mark_lives, self.record.rank_marks)):
             return
+        with self._lives:  # a restart in another thread has its own reasons to end them
+            marks = self.record.rank_marks
+            dead = tuple(r for r, mark in enumerate(marks) if not mark_lives(mark))
+            if not dead or self._follow_restart():
+                return
+            if self._death is None:
+                self._death = self._bury(dead)
+            raise RankDiedError(str(self._death), dead=self._death.dead)
+
+    def _bury(self, dead: tuple[int, ...]) -> RankDiedError:
+        """End what is left of the ranks, and say why the first of them ended."""
         failure = self.processes.await_failure(self.spec)
+        orphaned = not mark_lives(self.processes.agent)
         self._cells.clear()
-        self.processes.stop_agent(marks)  # torchrun lets the others live after a rank of status 0
-        told = self._why_ended() if failure is not None else f"{ranks_words(dead)} ended, with status 0 or unseen"
-        raise RankDiedError(
-            f"{told}\nthe other ranks were ended with it; cluster.restart() starts all of them again",
-            dead=dead if failure is None else (failure.world_rank,),
+        self.processes.stop_agent(self.record.rank_marks)  # torchrun lets the others live after a rank of status 0
+        if failure is not None:
+            told, dead = self._why_ended(), (failure.world_rank,)
+        elif orphaned:
+            told = f"the torchrun agent that holds the ranks was killed: {ranks_words(dead)} ended with it"
+        else:
+            told = f"{ranks_words(dead)} ended, with status 0 or unseen"
+        return RankDiedError(
+            f"{told}\nthe other ranks were ended with it; cluster.restart() starts all of them again", dead=dead
         )
 
     # --- cells ----------------------------------------------------------------------------------------------------
@@ -176,8 +198,8 @@ class Crew:
         return cell
 
     def answered(self, cell: Cell) -> None:
-        """Forget a cell that every rank has answered."""
-        self._cells.remove(cell)
+        """Forget a cell that every rank has answered; a restart in another thread has forgotten it before."""
+        self._cells = [other for other in self._cells if other is not cell]
 
     def busy(self) -> tuple[int, ...]:
         """World ranks inside a cell, of this driver or of one before it."""
@@ -243,8 +265,15 @@ class Crew:
 
     def _take_over(self, record: ClusterRecord) -> None:
         self._record = record
+        self._death = None
         self.processes.agent = record.agent
         self.spec = EngineSpec.load(record.engines_file)
 
     def _why_ended(self) -> str:
+        """The first failure in words; of a rank that a signal killed, the lines of Python it was in."""
+        failure = self.processes.first_failure(self.spec)
+        sources = self._connected.sources if self._connected is not None else {}
+        stack = last_stack(self.spec.stacks_file(failure.world_rank), sources) if failure is not None else ()
+        if failure is not None and stack:
+            return "\n".join([f"world rank {failure.world_rank}: {failure.message}", *(f"      {s}" for s in stack)])
         return self.processes.why_ended(self.spec)

@@ -123,6 +123,7 @@ def run_rank(spec: EngineSpec) -> None:
     """Be a rank until told to end. Called by torchrun's agent in a forked child, its environment set."""
     global _rank
     die_with_parent()
+    os.setpgid(0, 0)  # a cell that signals its process group means its rank, not the agent and the other ranks
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     np.random.seed()  # forked ranks would all draw the agent's numbers
@@ -183,10 +184,11 @@ def _refuse_exit() -> NoReturn:
 
 
 def _register_stack_dump(path: Path) -> None:
-    """On SIGUSR1 append the stacks of all threads to `path`: works inside C++ and with the GIL taken."""
+    """On SIGUSR1, a fault and an abort append stacks to `path`: works inside C++ and with the GIL taken."""
     file = path.open("w")
     file.write(f"main {threading.main_thread().ident:#018x}\n")
     file.flush()
+    faulthandler.enable(file=file, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
     _kept_open.append(file)
 

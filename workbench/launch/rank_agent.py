@@ -41,7 +41,6 @@ def main() -> int:
     loopback.register()
     _await_connection_file(Path(spec.connection_file))
     status = _serve(spec)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes from the owner, who has seen the end; this is soon done
     sys.stdout.flush()
     stop_marked(spec.mark)  # what the ranks started
     return status
@@ -63,6 +62,7 @@ def _serve(spec: EngineSpec) -> int:
     try:
         elastic_launch(config, run_rank)(spec)
     except ChildFailedError as e:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes once the owner has read this; the end is near
         if Path(spec.directory).is_dir():  # its owner may have cleared it away by now
             write_private(spec.failure_file, json.dumps(first_failure(e)))
         return 1

@@ -110,6 +110,15 @@ def stand(
     return Diagnosis(standings=tuple(standings), waits=tuple(waits), missing=tuple(sorted(missing)))
 
 
+def last_stack(path: Path, sources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Where a rank was when a fault or an abort ended it, by the file of its stacks; empty if it ended otherwise."""
+    try:
+        _, fatal, dump = path.read_text(errors="replace").rpartition("Fatal Python error")
+    except OSError:
+        return ()
+    return _shown(_frames(dump.partition("(most recent call first):")[2]), sources) if fatal else ()
+
+
 def _read(directory: Path) -> Trace | None:
     try:
         return read_directory(directory)
@@ -185,8 +194,13 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 def _main_frames(dump: str, main: str) -> list[tuple[str, int, str]]:
     """The frames of the thread `main` in the dump of all threads."""
     _, _, rest = dump.rpartition(f"hread {main}")
+    return _frames(rest)
+
+
+def _frames(dump: str) -> list[tuple[str, int, str]]:
+    """The frames below the first line, as faulthandler writes them."""
     frames = []
-    for line in rest.splitlines()[1:]:
+    for line in dump.splitlines()[1:]:
         match = _FRAME.fullmatch(line)
         if match is None:
             break
