@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from workbench.observe import captures, memory
 from workbench.observe.described import reduce_op_name
 from workbench.observe.environment import DIRECTORY
-from workbench.observe.gpu import active_calls
 from workbench.observe.process import this_process
 from workbench.trace import RankTrace, read_rank
 
@@ -76,20 +74,6 @@ def test_workspaces_are_recorded_with_what_they_were_asked_for(recorded: Path) -
     assert module.create_allreduce_fusion_workspace("trtllm", world_size=2, hidden_dim=64) == "trtllm 2 64"
     note = "create_allreduce_fusion_workspace(world_size=2, hidden_dim=64)"
     assert told(read_rank(recorded)) == [("B", "workspace", note, ""), ("E", "workspace", "", "")]
-
-
-def test_only_calls_that_the_flight_recorder_does_not_call_completed_are_under_way() -> None:
-    def entry(group: str, number: int, state: str, is_p2p: bool = False) -> dict[str, object]:
-        return {"process_group": [group, "d"], "collective_seq_id": number, "state": state, "is_p2p": is_p2p}
-
-    entries = [
-        entry("0", 1, "completed"),
-        entry("0", 2, "started"),
-        entry("5", 2, "scheduled"),
-        entry("5", 3, "started", is_p2p=True),
-    ]
-    assert active_calls(json.dumps({"entries": entries})) == {("0", 2), ("5", 2)}
-    assert active_calls(b'{"version": "2.10"}') == set()
 
 
 def test_a_reduce_op_is_told_by_its_name_however_torch_wraps_it() -> None:

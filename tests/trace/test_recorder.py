@@ -56,6 +56,21 @@ def test_every_field_of_a_call_is_read_back(tmp_path: Path) -> None:
     assert found.drops.complete
 
 
+def test_a_call_may_have_ended_before_its_end_is_recorded(tmp_path: Path) -> None:
+    with Recorder.open(tmp_path, 6, monotonic_ns=iter(range(100, 200)).__next__, wall_ns=lambda: 5_000) as rec:
+        first = rec.group(TP1).begin("all_reduce")
+        second = rec.group(TP1).begin("all_reduce")
+        rec.group(TP1).end(second)
+        rec.group(TP1).end(first, time_ns=102)
+    events = read_rank(tmp_path / "rank-00006.wbtrace").events
+    assert [(e.phase.value, e.sequence, e.time_ns) for e in events] == [
+        ("B", 1, 101),
+        ("B", 2, 102),
+        ("E", 2, 103),
+        ("E", 1, 102),
+    ]
+
+
 def test_calls_are_counted_per_group_and_instants_carry_the_latest_number(tmp_path: Path) -> None:
     with Recorder.open(tmp_path, 0) as rec:
         a, b = rec.group(GroupKey("tp", (0, 1))), rec.group(GroupKey("ep", (0, 2)))

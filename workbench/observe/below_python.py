@@ -16,10 +16,9 @@ from typing import Any
 
 from workbench.observe.described import describe_tensor, parts_words, reduce_op_name
 from workbench.observe.endings import tell_exception
-from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import known_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.works import start_polling, start_work
+from workbench.observe.works import ON_GPU, start_work
 from workbench.trace import Lane, Token
 
 OPERATORS = {
@@ -179,7 +178,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             note = parts_words(sent, sent_sizes, taken, taken_sizes, len(known.ranks))
         capture = this_process.capturing > 0
         name = op if many else op.removesuffix("_coalesced")  # torch's own way to say one all_gather_into_tensor
-        remark = f"async; {REMARK}; below Python" if tensor.is_cuda else "async; below Python"
+        remark = f"async; {ON_GPU}; below Python" if tensor.is_cuda else "async; below Python"
         token = known.lane.begin(name, path=known.backend, capture=capture, remark=remark, note=note, **fields)
         return None if token is None else (known.lane, token, tensor.is_cuda)
 
@@ -203,13 +202,11 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             raise
         finally:
             here.inside = ""
-        if on_gpu and peer_at < 0 and start_on_gpu(torch.distributed.ProcessGroup.unbox(args[group_at]), lane, token):
-            start_polling()
-        elif on_gpu:
-            lane.end(token)
+        if on_gpu and this_process.capturing:
+            lane.end(token)  # what is to be waited for is the graph
         else:
             work = work_of(result[-1] if isinstance(result, tuple) else result)
-            start_work(work, lane, token, op, polled=peer_at < 0)
+            start_work(work, lane, token, op, polled=on_gpu or peer_at < 0, on_gpu=on_gpu)
         return result
 
     return kernel

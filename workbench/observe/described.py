@@ -57,14 +57,14 @@ class Described:
             (args[at] if len(args) > at else kwargs.get(name)) is not None for at, name in (self._who, self._group_who)
         )
 
-    def on_gpu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the call's first tensor is on a GPU."""
+    def gpu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The device of the call's first tensor if that is a GPU, else None."""
         for at, name in self._tensors:
             value: Any = args[at] if len(args) > at else kwargs.get(name)
             value = value[0] if type(value) in _LISTS and value else value
             if value is not None:
-                return bool(getattr(value, "is_cuda", False))
-        return False
+                return value.device if getattr(value, "is_cuda", False) else None
+        return None
 
     def parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks: tuple[int, ...]) -> str:
         """Of an all-to-all: what this rank sends to each of `ranks` and takes from each; "" of any other call."""

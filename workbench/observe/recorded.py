@@ -13,11 +13,10 @@ from typing import Any
 
 from workbench.observe.described import Described
 from workbench.observe.endings import tell_exception
-from workbench.observe.gpu import REMARK, start_on_gpu
 from workbench.observe.groups import Known, known_group, known_groups, strange_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.works import start_polling, start_work
-from workbench.trace import Lane, Recorder, Token
+from workbench.observe.works import ON_GPU, start_work
+from workbench.trace import Lane, Recorder, Token, end_after_device
 
 ROOTED = {
     "broadcast": "src",
@@ -47,7 +46,7 @@ NAMES = {
 """Functions recorded under the name of another that does the same."""
 RECORDED = {*PLAIN, *ROOTED, *PEERED, *NAMES, "send_object_list", "recv_object_list"}
 
-_Begun = tuple[Lane | Recorder, Token | None, Any]  # the last: the process group of a call on a GPU
+_Begun = tuple[Lane | Recorder, Token | None, Any]  # the last: the GPU that is to do the call, or None
 
 
 def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,14 +68,14 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
         used = world._default_pg if group is None else group  # GroupMember.WORLD, less the two functions around it
         known = known_groups.get(used)
-        is_member, on_gpu = True, False
+        is_member, gpu = True, None
         if known is None or known.on_gpu or is_peered:  # what the common call need not ask
             known = known_group(used)
             is_member = known is not None
             known = known or strange_group()
             if known is None or (is_peered and not what.names_peer(args, kwargs)):
                 return _begin_elsewhere(op, known, _words(group is None, is_member, is_async, False, inside))
-            on_gpu = known.on_gpu and not is_peered and what.on_gpu(args, kwargs)
+            gpu = what.gpu(args, kwargs) if known.on_gpu else None
         try:
             frame = sys._getframe(2)
             line, instruction = id(frame.f_code), frame.f_lasti
@@ -84,10 +83,10 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
             frame, line, instruction = None, 0, 0
         capture = this_process.capturing > 0
         look = what.key(args, kwargs)
-        key = (op, capture, group is None, is_member, is_async, on_gpu, inside, line, instruction, look)
+        key = (op, capture, group is None, is_member, is_async, gpu is not None, inside, line, instruction, look)
         note = what.parts(args, kwargs, known.ranks) if has_parts else ""
         token = known.lane.begin_known(key, frame, describe, (args, kwargs, known), note)
-        return known.lane, token, used if on_gpu else None
+        return known.lane, token, gpu
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -97,10 +96,10 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
         is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
         door: Lane | Recorder
         try:
-            door, token, gpu_group = begin(args, kwargs, is_async, inside)
+            door, token, gpu = begin(args, kwargs, is_async, inside)
         except Exception as e:  # recording must not fail the call
             this_process.fail(e)
-            door, token, gpu_group = this_process.recorder, None, None
+            door, token, gpu = this_process.recorder, None, None
         here.inside = within
         try:
             result = original(*args, **kwargs)
@@ -110,10 +109,12 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
             raise
         finally:
             here.inside = inside
-        if gpu_group is not None and isinstance(door, Lane) and start_on_gpu(gpu_group, door, token):
-            start_polling()
+        if gpu is not None and this_process.capturing:
+            door.end(token)  # what is to be waited for is the graph
         elif is_async and result is not None:
-            start_work(result, door, token, op, polled=not is_peered)
+            start_work(result, door, token, op, polled=gpu is not None or not is_peered, on_gpu=gpu is not None)
+        elif gpu is not None:
+            end_after_device(door, token, gpu)
         else:
             door.end(token)
         return result
@@ -134,7 +135,7 @@ def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, insi
         *(["default group"] if by_default else []),
         *([] if is_member else ["non-member"]),
         *(["async"] if is_async else []),
-        *([REMARK] if on_gpu else []),
+        *([ON_GPU] if on_gpu else []),
         *([f"inside {inside}"] if inside else []),
     ]
     return "; ".join(words)

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.observe.gpu import end_finished
 from workbench.observe.process import this_process
-from workbench.trace import Lane, Recorder, Token
+from workbench.trace import Lane, Recorder, Token, allow_looks_during_captures, end_passed_calls
 
-_POLL_S, _GPU_POLL_S = 0.02, 0.2
+ON_GPU = "on the GPU"
+"""A word in the note of a call that a GPU is to do: it is under way until its end, whoever waits for it and where."""
+
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class _Started:
     door: Lane | Recorder
     token: Token | None
     text: str
+    on_gpu: bool
 
 
 _started: dict[Any, _Started] = {}  # by Work, which is kept until its call has ended
@@ -34,17 +37,19 @@ _ask: Any = None  # its own is_completed
 _watching = threading.Lock()
 
 
-def start_work(work: Any, door: Lane | Recorder, token: Token | None, op: str, *, polled: bool) -> None:
+def start_work(
+    work: Any, door: Lane | Recorder, token: Token | None, op: str, *, polled: bool, on_gpu: bool = False
+) -> None:
     """Remember a call that returned a Work. `polled`: ask the Work itself whether it has completed.
 
-    Sends and receives never say so.
+    Sends and receives between CPUs never say so. `on_gpu`: a wait returns before the Work is done.
     """
     if _unwatched is not None:
         _watch_waits()
     group = f" on {door.info.key}" if isinstance(door, Lane) and door.info is not None else ""
     number = f" #{token[1]}" if token is not None and group else ""
     try:
-        _started[work] = _Started(door, token, f"{op}{number}{group}")
+        _started[work] = _Started(door, token, f"{op}{number}{group}", on_gpu)
     except TypeError:  # no Work, but whatever stands for one
         door.end(token)
         return
@@ -91,7 +96,8 @@ def _recorded_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
             tell_exception(e)
             raise
         recorder.end(token)
-        _end(work)
+        if not started.on_gpu:
+            _end(work)
         return result
 
     return recorded_wait
@@ -133,15 +139,12 @@ def start_polling() -> None:
 
 
 def _poll() -> None:
+    allow_looks_during_captures()
     while not _leaving.is_set():
         _wake.wait()
         _wake.clear()
         while _polled and not _leaving.wait(_POLL_S):
             end_completed()
-        while end_finished() and not _polled and not _leaving.wait(_GPU_POLL_S):
-            pass
-        if _polled or end_finished():
-            _wake.set()
 
 
 def end_completed() -> None:
@@ -154,6 +157,7 @@ def end_completed() -> None:
 def stop_polling() -> None:
     """Before the interpreter ends: a thread caught inside C++ then would abort the process."""
     end_completed()
+    end_passed_calls()
     _leaving.set()
     _wake.set()
     if _poller is not None and _poller is not threading.current_thread():

@@ -23,6 +23,7 @@ from workbench.trace.flight_recorder import (
 from workbench.trace.jsonl import from_jsonl, to_jsonl
 from workbench.trace.lane_writer import Lane, Token
 from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
+from workbench.trace.on_gpu import allow_looks_during_captures, end_after_device, end_passed_calls
 from workbench.trace.parts import Parts
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Recorder
@@ -60,7 +61,10 @@ __all__ = [
     "TraceError",
     "Visit",
     "align",
+    "allow_looks_during_captures",
     "capture_timeline",
+    "end_after_device",
+    "end_passed_calls",
     "from_flight_recorder",
     "from_jsonl",
     "load_dump",

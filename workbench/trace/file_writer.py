@@ -18,8 +18,8 @@ from typing import Any
 
 from workbench.trace import layout as at
 
-Writer = Callable[[int, bytes, str], None]
-"""Writes one record: the call's sequence number, its packed HEAD, and a note or error."""
+Writer = Callable[..., None]
+"""Writes one record: the call's sequence number, its packed HEAD, a note or error, and its time if that is not now."""
 
 
 class TraceFile:
@@ -50,8 +50,8 @@ class TraceFile:
         mapped, words, numbers, events = self._map, self._words, self._numbers, count(1)
         word, ring_at, places = at.WORD_SLOTS + slot, self.layout.ring_at, self.layout.places
 
-        def write(sequence: int, head: bytes, text: str) -> None:
-            """One record of this moment, and the note or error behind it."""
+        def write(sequence: int, head: bytes, text: str, time_ns: int = 0) -> None:
+            """One record, and the note or error behind it."""
             if not self.live:
                 return
             if text:
@@ -59,7 +59,7 @@ class TraceFile:
             number = next(numbers)
             mark = number + 1
             try:
-                _pack_into(mapped, ring_at + number % places * 80, mark, self.clock(), sequence, head, mark)
+                _pack_into(mapped, ring_at + number % places * 80, mark, time_ns or self.clock(), sequence, head, mark)
                 words[word] = next(events)
                 if text:
                     self._write_text(number, text)

@@ -109,14 +109,17 @@ class Lane:
         self._write(sequence, head, note)
         return end_head, sequence
 
-    def end(self, token: Token | None, note: str = "", error: str = "") -> None:
-        """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised."""
+    def end(self, token: Token | None, note: str = "", error: str = "", time_ns: int = 0) -> None:
+        """Record that this rank leaves the call that gave `token`; `error` is the text of what it raised.
+
+        time_ns: when it left, ns of the recorder's monotonic clock, if that is not now.
+        """
         if token is None:
             return
         head, sequence = token
         if error:
             head = at.with_flag(head, at.FLAG_ERROR)
-        self._write(sequence, head, error or note)
+        self._write(sequence, head, error or note, time_ns)
 
     def instant(
         self,
@@ -227,7 +230,7 @@ _DESCRIBED = (
 _MOST_KNOWN = 4096  # descriptions a lane keeps before it starts afresh
 
 
-def _write_nothing(sequence: int, head: bytes, text: str) -> None:
+def _write_nothing(sequence: int, head: bytes, text: str, time_ns: int = 0) -> None:
     """Of a recorder that is off."""
 
 

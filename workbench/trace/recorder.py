@@ -168,9 +168,9 @@ class Recorder:
         finally:
             self._file.clock = clock
 
-    def end(self, token: Token | None, *, note: str = "", error: str = "") -> None:
-        """Record the end of what `begin` started."""
-        self._lane.end(token, note=note, error=error)
+    def end(self, token: Token | None, *, note: str = "", error: str = "", time_ns: int = 0) -> None:
+        """Record the end of what `begin` started: see Lane.end."""
+        self._lane.end(token, note, error, time_ns)
 
     def span(self, op: str, *, path: str | None = None, note: str = "") -> AbstractContextManager[None]:
         """begin and end around a block that belongs to no group; an exception is recorded and goes on."""
