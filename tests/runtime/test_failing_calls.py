@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.forked import run_ranks
+from tests.forked import run_outcomes, run_ranks
 from tests.runtime.layouts import HIDDEN, fused_powers
 from workbench.backends import build, shm
-from workbench.errors import CallFailedError, ClosedError, WorkbenchError
+from workbench.errors import CallFailedError, ClosedError, PeerDeadError, WorkbenchError
 from workbench.ranks import GroupMap
 from workbench.runtime import Session, selection, session
 
@@ -255,6 +256,25 @@ def test_a_rank_that_fails_frees_those_that_wait_for_a_rank_that_waits_for_it() 
     ended = run_ranks(3, body)
     text = alike(ended, failed=1, cause="TypeError")
     assert text.startswith("tp[0,1]: gather_object failed on world rank 1: TypeError: ")
+
+
+def test_a_rank_that_waits_for_one_that_left_over_a_third_ones_death_hears_of_the_third() -> None:
+    """World rank 1 dies in tp[0,1]; world rank 0 leaves over it; world rank 2 waits for world rank 0 in pp[0,2]."""
+
+    def body(rank: int) -> tuple[int, ...]:
+        with pytest.raises(PeerDeadError) as e, Session(CHAIN, device="cpu", timeout_s=30) as s:
+            for kind in ("tp", "pp"):
+                s.prepare(kind, **SIZES)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if rank == 0:
+                s.all_reduce(torch.ones(1, HIDDEN), group="tp")
+            s.all_reduce(torch.ones(1, HIDDEN), group="pp")
+        time.sleep(1.0 if rank == 0 else 0.0)  # its process lives on
+        return e.value.dead
+
+    outcomes = run_outcomes(3, body)
+    assert [outcomes[rank].value for rank in (0, 2)] == [(1,), (1,)], [o.trace for o in outcomes]
 
 
 def test_an_error_in_one_ranks_close_is_every_ranks_and_all_is_given_back() -> None:

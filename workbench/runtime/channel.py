@@ -26,7 +26,7 @@ from workbench.errors import (
 from workbench.ranks import GroupKey
 from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
 from workbench.runtime.process_group import TorchGroups
-from workbench.runtime.story import Story
+from workbench.runtime.story import BLAMING, Story
 
 FRAME_BYTES = 4096  # holds the head and nearly every value; a longer value takes a second exchange
 _WHAT_BYTES = 240
@@ -121,7 +121,7 @@ class GlooChannel:
         """Tell the other members that this rank takes part no more, so that they need not wait for it. Local."""
         if self._failure is not None:
             return
-        if not isinstance(error, CallFailedError):  # which says itself where it arose
+        if not isinstance(error, BLAMING):
             error = ClosedError(f"{self.key}: world rank {self.world_rank} left its session: {name_error(error)}")
         self._failure = self._story.tell(error)
 

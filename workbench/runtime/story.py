@@ -13,6 +13,8 @@ _BLAMING: dict[str, tuple[type[WorkbenchError], str]] = {
     "DeadlineError": (DeadlineError, "missing"),
     "CallFailedError": (CallFailedError, "failed"),
 }
+BLAMING = tuple(kind for kind, _ in _BLAMING.values())
+"""Errors that say which ranks are at fault: every rank raises them as the first one did."""
 
 
 class Story:
