@@ -126,7 +126,8 @@ def test_the_first_finding_names_the_fault_and_the_ranks(name: str, num_ranks: i
     assert first.fix
     for choices in map(random.Random, range(20)):
         told = _told_with_other_clocks(run, choices, quiet_s=QUIET_S.get(name, 1.5))
-        assert (told[0].kind.value, told[0].ranks) == (kind, ranks), "\n".join(map(str, told))
+        assert (told[0].kind.value, told[0].ranks, told[0].certainty) == (kind, ranks, first.certainty), told
+        assert words in told[0].message
 
 
 @pytest.mark.parametrize(("name", "num_ranks"), [*FAULTY, *HARMLESS], ids=[name for name, _ in [*FAULTY, *HARMLESS]])
