@@ -122,6 +122,9 @@ def test_two_drivers_of_one_cluster_rebuild_and_restart_in_turn(cluster: Cluster
 
 
 def test_modules_and_settings_beside_a_notebook_are_not_run_by_controller_and_agent(tmp_path: Path) -> None:
+    """Nor does it matter that the home cannot be written, nor what the temporary directory is called."""
+    temporary = tmp_path / "mit Leerzeichen, ünd 'quotes' ☃" / ("long" * 40)
+    temporary.mkdir(parents=True)
     beside = tmp_path / "beside"
     beside.mkdir()
     for name in ("queue", "random", "tornado", "zmq", "psutil", "ipcontroller_config", "ipengine_config"):
@@ -130,7 +133,7 @@ def test_modules_and_settings_beside_a_notebook_are_not_run_by_controller_and_ag
         "import sys; sys.path[:] = [p for p in sys.path if p]; from workbench import Cluster\n"
         "with Cluster(ranks=1, device='cpu') as c: print(c.run(len, 'abc'))"
     )
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "HOME": "/proc"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, cwd=beside, env=environment, capture_output=True, text=True, timeout=150, check=False

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import tomllib
+from _thread import interrupt_main
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_a_rank_that_kills_its_process_group_kills_itself_alone(cluster: Cluster
     cluster.restart()
 
 
-def test_a_restart_ends_a_cell_of_another_thread(cluster: Cluster) -> None:
+def test_a_restart_ends_a_cell_of_another_thread_and_can_be_broken_off(cluster: Cluster) -> None:
     ended: list[BaseException] = []
 
     def sleep() -> None:
@@ -109,10 +110,16 @@ def test_a_restart_ends_a_cell_of_another_thread(cluster: Cluster) -> None:
 
     thread = threading.Thread(target=sleep)
     thread.start()
-    time.sleep(0.5)
-    cluster.restart()
+    threading.Timer(1.5, interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(0.5)
+        cluster.restart()
+        time.sleep(60)
     thread.join(20)
     assert len(ended) == 1
+    with pytest.raises(RankDiedError, match=r"a restart .* was broken off; cluster\.restart\(\)"):
+        cluster.run("1")
+    cluster.restart()
     assert cluster.run(bodies.sum_over) == (1111.0,) * 4
 
 

@@ -114,6 +114,7 @@ class Crew:
             started_s=self._record.started_s if self._record is not None else time.time(),
         )
         self._record.save()
+        self._death = None
 
     def next_generation(self) -> int:
         """A number that no attempt has used, of any driver: the store keeps what a failed one left."""
@@ -131,13 +132,15 @@ class Crew:
         if not mark_lives(self.record.controller):
             raise ClosedError(f"the controller of cluster {self.record.name} has ended; close() it and start another")
         generation = self.next_generation()
+        self._death = RankDiedError(
+            "a restart of the ranks was broken off; cluster.restart() starts them again", dead=self.everybody
+        )
         self.processes.stop_agent(self.record.rank_marks)
         self.engines.unregister(self.spec.ranks)
         for old in self.processes.directory.glob("*/*.wbtrace"):
             old.unlink()
         self._cells.clear()
         self._left_busy.clear()
-        self._death = None
         self.spec = replace(self.spec, attempt=self.spec.attempt + 1)
         self.processes.start_agent(self.spec)
         self._await_engines()
