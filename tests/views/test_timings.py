@@ -49,4 +49,4 @@ def test_bars_of_a_narrow_span_have_ticks_beside_them() -> None:
     """From 280 to 400 us there is no 1, 2 or 5 of a decade."""
     steady = replace(_sample("tp[0,1]", "fused", 1, 300.0), best_us=280.0, worst_us=400.0)
     near, far = timings_figure([steady]), timings_figure([steady, replace(steady, worst_us=3000.0)])
-    assert (near.layout.yaxis.dtick, far.layout.yaxis.dtick) == ("D1", "D2")
+    assert (near.layout.yaxis.dtick, far.layout.yaxis.dtick) == ("L50", "D2")

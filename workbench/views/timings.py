@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -55,7 +56,7 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
     look = theme.layout("", height=340)
     look["legend"] |= {"y": 1.14}  # above the panels' titles
     figure.update_layout(**look, barmode="group", margin={"l": 60, "r": 10, "t": 70, "b": 20})
-    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=_digits(samples))
+    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=_ticks(samples))
     figure.update_yaxes(title_text="µs a call, slowest member", col=1)
     return figure
 
@@ -71,10 +72,15 @@ def timings_text(samples: Sequence[Sample]) -> str:
     return "\n".join(lines)
 
 
-def _digits(samples: Sequence[Sample]) -> str:
-    """Which digits of a decade get a tick: few bars span two decades, and some only a part of one."""
-    times_us = [t for s in samples for t in (s.best_us, s.worst_us)]
-    return "D1" if times_us and max(times_us) < 4 * min(times_us) else "D2"
+def _ticks(samples: Sequence[Sample]) -> str:
+    """plotly's dtick: 1, 2, 5 of each decade, since few bars span two; even steps where bars span a part of one."""
+    times_us = [t for s in samples for t in (s.best_us, s.worst_us)] or [1.0]
+    low, high = min(times_us), max(times_us)
+    if not low < high < 4 * low:
+        return "D2"
+    wanted = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(wanted))
+    return f"L{next(n * unit for n in (1, 2, 5, 10) if n * unit >= wanted):g}"
 
 
 def _label(kind: str) -> str:
