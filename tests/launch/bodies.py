@@ -111,3 +111,16 @@ def start_children() -> list[int]:
     lonely = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
     told = subprocess.run([sys.executable, "-c", lonely], capture_output=True, text=True, check=True)
     return [child.pid, int(told.stdout)]
+
+
+def use_and_destroy_a_group() -> None:
+    import torch
+    import torch.distributed as dist
+
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.destroy_process_group(group)
+
+
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))

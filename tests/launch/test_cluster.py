@@ -236,6 +236,14 @@ def test_a_second_default_group_does_not_meet_the_keys_of_the_first(cluster: Clu
     measured("destroy and init again, twice", time.monotonic() - started)
 
 
+def test_groups_that_cells_destroy_are_gone_with_their_threads(cluster: Cluster) -> None:
+    cluster.run(bodies.use_and_destroy_a_group)  # torch's own threads start
+    before = cluster.run(bodies.num_threads)
+    for _ in range(3):
+        cluster.run(bodies.use_and_destroy_a_group)
+    assert cluster.run(bodies.num_threads) == before
+
+
 def test_a_group_that_is_not_made_everywhere_names_who_did_not_call(cluster: Cluster) -> None:
     with pytest.raises(
         RanksFailedError, match=r"new_group\(\[0, 1\]\): world rank 0 waited 1 s for world ranks 1, 2, 3"

@@ -36,3 +36,36 @@ def test_waits_are_looked_at_from_the_first_call_on_that_is_only_started(tmp_pat
     waits = [(e.phase.value, e.note) for e in read_observed(tmp_path).events if e.op == "wait"]
     # 1 is init_process_group, 2 the all_reduce that torch itself waited for
     assert waits == [("B", "for all_reduce #3 on world[0]"), ("E", "")]
+
+
+DESTROYS = """
+import gc, os, weakref, torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def threads(): return len(os.listdir("/proc/self/task"))
+before = threads()
+groups = [dist.new_group() for _ in range(5)]
+for group in groups:
+    dist.all_reduce(torch.ones(2), group=group)
+print(threads() - before >= 5)
+for group in groups:
+    dist.destroy_process_group(group)
+del group, groups
+gc.collect()
+print(threads() - before)
+dist.destroy_process_group()
+"""
+
+
+def test_a_group_that_the_program_destroys_is_gone_with_its_threads(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DESTROYS],
+        env=recorded_environment(environment(), str(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "0"]
+    calls = [(e.op, e.group.ordinal) for e in read_observed(tmp_path).events if e.phase.value == "B" and e.group]
+    assert calls.count(("destroy_process_group", 5)) == 1

@@ -85,7 +85,8 @@ class CallRecorder:
         for kind, lists in group_map.groups.items() if group_map is not None else ():
             for ranks in lists:
                 self._kinds.setdefault(tuple(sorted(ranks)), kind)
-        self._groups: dict[dist.ProcessGroup, _Group] = {}
+        self._groups: weakref.WeakKeyDictionary[dist.ProcessGroup, _Group] = weakref.WeakKeyDictionary()
+        self._num_groups = 0
         self._generation = 0
         self._gpu_lost = ""  # what the groups with NCCL were lost to, those not met yet as well
         self._inside = threading.local()
@@ -109,6 +110,7 @@ class CallRecorder:
         self._generation = number
         self._gpu_lost = ""
         self._groups.clear()
+        self._num_groups = 0
         self._recorder.instant("generation", note=str(number))
 
     def lose_gpu_groups(self) -> None:
@@ -220,7 +222,8 @@ class CallRecorder:
             world = process_group is dist.group.WORLD
             kind = "world" if world else self._kinds.get(tuple(sorted(ranks)), "group")
             key = GroupKey(kind, ranks)
-            lane = self._recorder.group(key, ordinal=len(self._groups), generation=self._generation)
+            lane = self._recorder.group(key, ordinal=self._num_groups, generation=self._generation)
+            self._num_groups += 1
             backend = str(dist.get_backend(process_group))
             lost = self._gpu_lost if "nccl" in backend else ""
             known = self._groups[process_group] = _Group(key, lane, backend, lost)

@@ -53,6 +53,11 @@ def strange_group() -> Known | None:
     return _strange[0] if len(_strange) == 1 else None
 
 
+def forget_group(process_group: Any) -> None:
+    """The group is destroyed: kept any longer, it would keep its threads and connections."""
+    known_groups.pop(process_group, None)
+
+
 def forget_groups() -> None:
     """All groups are destroyed, or this is a forked child."""
     known_groups.clear()

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlparse
 
 from workbench.observe.below_python import cover_process_group
 from workbench.observe.endings import record_endings, tell_exception
-from workbench.observe.groups import forget_groups, known_group, note_group
+from workbench.observe.groups import forget_group, forget_groups, known_group, note_group
 from workbench.observe.process import this_process
 from workbench.observe.recorded import RECORDED, recorded
 from workbench.observe.stores import meeting_place, record_store_waits, remember_prefixes, store_note
@@ -126,6 +126,8 @@ def _recorded_destroy(module: Any, original: Callable[..., Any]) -> Callable[...
         door.end(token)
         if group is None or group is world:
             forget_groups()
+        else:
+            forget_group(group)
         return result
 
     return destroy_process_group
