@@ -24,7 +24,7 @@ from workbench.errors import (
     name_error,
 )
 from workbench.ranks import GroupKey
-from workbench.runtime.members import Member, raise_if_dead, ranks_text, wait_until
+from workbench.runtime.members import LOST_STORE, Member, raise_if_dead, ranks_text, wait_until, why_store_is_lost
 from workbench.runtime.process_group import TorchGroups
 from workbench.runtime.story import BLAMING, Story
 
@@ -58,6 +58,7 @@ class GlooChannel:
         self.device = groups.device
         self.busy = Busy(f"{key} on world rank {world_rank}")
         self._store = store
+        self._everybody = tuple(members.values())  # the store may be held by a rank outside the group
         self._members = [members[r] for r in key.world_ranks]
         self._self = members[world_rank]
         self._round = 0
@@ -127,7 +128,15 @@ class GlooChannel:
 
     def fail(self, what: str, error: Exception) -> Exception:
         """As the Channel protocol says."""
-        mine = CallFailedError.arose(self.key, what, self.world_rank, error)
+        mine: Exception = CallFailedError.arose(self.key, what, self.world_rank, error)
+        if isinstance(error, LOST_STORE):
+            doing = f"{self.key}: {what}"
+            mine = why_store_is_lost(
+                error,
+                what=doing,
+                world_rank=self.world_rank,
+                look=lambda: raise_if_dead(self._everybody, self._self, what=doing),
+            )
         if self._failure is not None:
             return mine
         self._failure = self._story.tell(mine)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from workbench.errors import CallFailedError, WorkbenchError
+from workbench.errors import CallFailedError, ClosedError, WorkbenchError
 from workbench.ranks import GroupMap
 from workbench.runtime.hello import exchange_hello
 from workbench.runtime.members import OPENING, Member, opening_watch
@@ -103,6 +103,10 @@ def join_ranks(
             raise
         except Exception as e:
             raise Story(store, OPENING).tell(CallFailedError.arose(group_map.system, OPENING, world_rank, e)) from e
+        except BaseException as e:  # Ctrl-C: this rank's alone, and nobody is to wait for it
+            left = f"{group_map.system}: {OPENING} on world rank {world_rank} was interrupted: {type(e).__name__}"
+            Story(store, OPENING).tell(ClosedError(left))
+            raise
         opened.pop_all()
         return Joined(world_rank, store, members, groups, undo.pop_all(), trace, generation)
 

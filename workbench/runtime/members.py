@@ -15,11 +15,14 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from workbench.errors import DeadlineError, PeerDeadError
+from workbench.errors import DeadlineError, PeerDeadError, WorkbenchError, name_error
 from workbench.runtime.story import Story
 
 OPENING = "opening a Session"
 """What ranks do before they have a group to talk over, and the name in the session's store of why it failed."""
+
+LOST_STORE = (dist.DistNetworkError, dist.DistStoreError)
+"""What torch raises where the process that holds the store has ended, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,9 @@ def gather_over_store(
 ) -> list[Any]:
     """Every rank's JSON value, in world-rank order.
 
-    Collective: all ranks of the store's world.   Raises: DeadlineError that names the ranks which wrote nothing.
+    Collective: all ranks of the store's world.   Raises: DeadlineError that names the ranks which wrote nothing;
+    PeerDeadError if the store is gone.
     """
-    tell_over_store(store, prefix, world_rank=world_rank, value=value)
     keys = [f"{prefix}/{r}" for r in range(world_size)]
 
     def missing() -> tuple[int, ...]:
@@ -84,8 +87,12 @@ def gather_over_store(
             missing=absent,
         )
 
-    wait_until(lambda: store.check(keys), timeout_s=timeout_s, on_expiry=expired, now_and_then=now_and_then)
-    return [json.loads(data) for data in store.multi_get(keys)]
+    try:
+        tell_over_store(store, prefix, world_rank=world_rank, value=value)
+        wait_until(lambda: store.check(keys), timeout_s=timeout_s, on_expiry=expired, now_and_then=now_and_then)
+        return [json.loads(data) for data in store.multi_get(keys)]
+    except LOST_STORE as e:
+        raise why_store_is_lost(e, what=what, world_rank=world_rank, look=now_and_then) from e
 
 
 def wait_until(
@@ -111,6 +118,26 @@ def wait_until(
             now_and_then()
         time.sleep(pause)
         pause = min(pause * 1.3, 0.01)
+
+
+def why_store_is_lost(
+    error: Exception, *, what: str, world_rank: int, look: Callable[[], None] | None
+) -> WorkbenchError:
+    """What to raise where the store answers no more: the rank that held it is dead, if `look` comes to see that.
+
+    A broken connection comes a moment before the process that held it is seen to be gone.
+    """
+    deadline = time.monotonic() + 1.0
+    try:
+        while look is not None and time.monotonic() < deadline:
+            look()
+            time.sleep(0.01)
+    except WorkbenchError as found:
+        return found
+    return PeerDeadError(
+        f"{what} on world rank {world_rank}: the job's store answers no more ({name_error(error)}); its process, which "
+        f"is torchrun's agent or else world rank 0, has ended or hangs: look at its own error first, then start again"
+    )
 
 
 def raise_if_dead(members: Sequence[Member], seen_from: Member, *, what: str) -> None:

@@ -69,7 +69,8 @@ def init_default_group(device: str, timeout_s: float, *, now_and_then: Callable[
         what="making the default process group",
         now_and_then=now_and_then,
     )
-    with _torch_waits("making the default process group", rank):
+    dist.distributed_c10d._world.group_count = 0  # a start that failed has counted: ranks would use different names
+    with _torch_waits("making the default process group", rank, now_and_then):
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True
 

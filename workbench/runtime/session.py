@@ -87,6 +87,9 @@ class Session:
         self._facts: Facts | None = None
         self._captures: list[Capture] = []
         self._meetings = 0
+        self._apart = False  # without groups, since a rebuild that failed
+        self._again: dict[tuple[str, torch.dtype, int], dict[str, Any]] = {}  # what a rebuild has to prepare yet
+        self._freeze_again = False
         self._open = True
         self._closed_by = ""
         self._trace_dir = trace_dir or settings.trace_dir
@@ -101,24 +104,28 @@ class Session:
         """Make groups, channels and prepared workspaces anew in the same processes, after a failure or an interrupt.
 
         What was prepared is prepared again, with the same arguments, and frozen if it was. Tensors that earlier calls
-        gave stay what they are; those from `empty` are plain memory from now on. What broke it is forgotten.
+        gave stay what they are; those from `empty` are plain memory from now on. What broke it is forgotten. After one
+        that failed the session has no groups: call it again, which prepares what that one was to.
         Collective: every rank of the map, none of them inside another call.
         Raises: as opening a session; as prepare. ClosedError if it is closed.
         """
         self._enter("rebuild")
-        frozen = any(bound.frozen for bound in self._groups.values())
-        again = [(b.key.kind, prepared.arguments()) for b in self._groups.values() for prepared in b.prepared.values()]
+        for bound in self._groups.values():
+            self._again |= {(bound.key.kind, *key): made.arguments() for key, made in bound.prepared.items()}
+            self._freeze_again |= bound.frozen
         self._calls.broken = True  # so that nobody is waited for
+        self._apart = True
         problem: Exception | None = None
         try:
             self._give_back()
         except Exception as e:  # told to all ranks, who come to join again
             problem = e
         self._join(problem)
-        for kind, arguments in again:
+        for (kind, *_), arguments in self._again.items():
             self.prepare(kind, **arguments)
-        if frozen:
+        if self._freeze_again:
             self.freeze()
+        self._again, self._freeze_again = {}, False
 
     def _join(self, problem: Exception | None) -> None:
         """Meet the other ranks and make the groups of the map. `problem` is what this rank cannot go on with.
@@ -134,9 +141,10 @@ class Session:
             trace_dir=self._trace_dir,
             problem=problem,
             before=self._joined,
-            broken=lambda: self._calls.broken,
+            broken=self._is_broken,
         )
         self.trace, self.world_rank, self._groups = joined.trace, joined.world_rank, joined.groups
+        self._apart = False
         self._calls = DataCalls(
             self.group_map, joined.groups, world_rank=self.world_rank, device=self.device, check=self._settings.check
         )
@@ -330,7 +338,7 @@ class Session:
 
     def torch_group(self, kind: str) -> dist.ProcessGroup | None:
         """The torch group of `kind` (gloo on CPU, NCCL on CUDA) for plain torch.distributed calls; None if one rank."""
-        self._check_open()
+        self._check_joined("torch_group")
         return self._calls.bound(kind).channel.data_group
 
     def why(self, kind: str, *, tokens: int | None = None) -> Plan:
@@ -394,9 +402,18 @@ class Session:
         state = "open" if self._open else "closed"
         return f"Session({self.group_map.system}, world rank {self.world_rank}, {self.device}, {state})"
 
+    def _is_broken(self) -> bool:
+        """Whether a call may still wait in the groups there are; none does before a session has opened."""
+        return self._joined is not None and self._calls.broken
+
     def _check_open(self) -> None:
         if not self._open:
             raise ClosedError(self._closed_by or "this session is closed; open a new one on every rank")
+
+    def _check_joined(self, op: str) -> None:
+        self._check_open()
+        if self._apart:
+            raise ClosedError(f"{op}: the last rebuild failed, so this session has no groups; rebuild() on every rank")
 
     def _enter(self, op: str) -> None:
         """Before anything collective but the data calls: the session is open, and nothing is being captured here.
@@ -404,7 +421,7 @@ class Session:
         It comes before any CUDA call that allocates or waits. Own captures, those of other sessions of the process and
         those of the current stream count.
         """
-        self._check_open()
+        self._check_open() if op == "rebuild" else self._check_joined(op)
         foreign = foreign_capture(self.device)
         if foreign:
             where = "a capture" if self._calls.capturing is not None else foreign
