@@ -14,6 +14,7 @@ from workbench import Cluster
 from workbench.errors import ResourceError
 from workbench.launch import directory, find_records
 from workbench.launch.directory import ClusterRecord, claim_directory, directories
+from workbench.launch.survivors import run_tag
 
 
 @pytest.fixture
@@ -69,6 +70,15 @@ def test_new_directories_are_private_whatever_the_umask(temporary: Path) -> None
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (claimed, claimed.parent)] == [0o700, 0o700]
+
+
+def test_an_old_record_of_another_version_is_cleared_away_once_its_controller_is_gone(temporary: Path) -> None:
+    runs, ended = claim_directory(1), claim_directory(1)
+    for claimed, controller in ((runs, run_tag()), (ended, "1.2.3")):
+        (claimed / "cluster.json").write_text(json.dumps({"schema": 2, "controller": controller}))
+        os.utime(claimed, (0, 0))
+    assert find_records() == ()
+    assert list(directories().iterdir()) == [runs]
 
 
 RECORDS = ["{", "[]", "3", "{}", '{"schema": 1}', '{"schema": 1, "rank_marks": 3}', '{"schema": 2}', "\udcff"]

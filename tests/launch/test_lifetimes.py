@@ -187,6 +187,23 @@ def _workbench(*arguments: str) -> str:
     return done.stdout or done.stderr
 
 
+def test_a_controller_that_was_killed_is_told_and_a_restart_without_it_refused_at_once() -> None:
+    with Cluster(ranks=2, device="cpu") as cluster:
+        controller = psutil.Process(mark_pid(cluster._crew.record.controller))
+        (heart_monitor,) = controller.children()
+        heart_monitor.kill()
+        with pytest.raises(ClosedError, match="has lost its heart monitor, so no rank can come up"):
+            cluster.restart()
+        assert cluster.run(bodies.sum_over) == (11.0, 11.0), "what is up goes on"
+        controller.kill()
+        with pytest.raises(RankDiedError, match=r"the controller was killed.*\nclose\(\) this cluster and start"):
+            cluster.run("import time; time.sleep(60)")
+        with pytest.raises(ClosedError, match="the controller of cluster .* has ended, so no rank can come up"):
+            cluster.restart()
+        ranks = cluster.status.pids
+    assert _gone(list(ranks), within_s=5)
+
+
 def test_two_clusters_work_at_once_and_one_ends_without_the_other(cluster: Cluster) -> None:
     with Cluster(ranks=2, device="cpu") as second:
         assert second.name != cluster.name

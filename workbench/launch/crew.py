@@ -129,8 +129,12 @@ class Crew:
 
     def _restart(self) -> None:
         self._follow_restart()
-        if not mark_lives(self.record.controller):
-            raise ClosedError(f"the controller of cluster {self.record.name} has ended; close() it and start another")
+        if not self.processes.can_register():
+            state = "lost its heart monitor" if mark_lives(self.record.controller) else "ended"
+            raise ClosedError(
+                f"the controller of cluster {self.record.name} has {state}, so no rank can come up; close() it and "
+                f"start another"
+            )
         generation = self.next_generation()
         self._death = RankDiedError(
             "a restart of the ranks was broken off; cluster.restart() starts them again", dead=self.everybody
@@ -178,10 +182,16 @@ class Crew:
         """End what is left of the ranks, and say why the first of them ended."""
         failure = self.processes.await_failure(self.spec)
         orphaned = not mark_lives(self.processes.agent)
+        headless = not mark_lives(self.record.controller)
         self._cells.clear()
         self.processes.stop_agent(self.record.rank_marks)  # torchrun lets the others live after a rank of status 0
         if failure is not None:
             told, dead = self._why_ended(), (failure.world_rank,)
+        elif headless:
+            told = (
+                f"the controller was killed: {ranks_words(dead)} ended with it\nclose() this cluster and start another"
+            )
+            return RankDiedError(told, dead=dead)
         elif orphaned:
             told = f"the torchrun agent that holds the ranks was killed: {ranks_words(dead)} ended with it"
         else:

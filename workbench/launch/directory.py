@@ -127,7 +127,8 @@ def find_records(*, clear: bool = True) -> tuple[ClusterRecord, ...]:
         try:
             record = ClusterRecord.load(directory)
         except (OSError, ResourceError):
-            if clear and _age_s(directory) > _SWEEP_AGE_S:
+            old = _age_s(directory) > _SWEEP_AGE_S
+            if clear and old and not mark_lives(_controller_of(directory)):
                 shutil.rmtree(directory, ignore_errors=True)
             continue
         if mark_lives(record.controller):
@@ -148,6 +149,14 @@ def find_record(name: str | None) -> ClusterRecord:
     raise ResourceError(
         f"{asked} cannot be attached; running: {there}; name one of them, or start one: Cluster(keep=True)"
     )
+
+
+def _controller_of(directory: Path) -> str:
+    """The mark in a record of whatever version: its cluster may run. "" where there is none."""
+    try:
+        return str(json.loads((directory / _RECORD).read_text())["controller"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _age_s(directory: Path) -> float:

@@ -54,6 +54,15 @@ class Processes:
         environment = rank_environment(spec.ranks, self.controller)
         self.agent = self._spawn(agent_command(spec.save()), environment, f"agent-{spec.attempt}.log")
 
+    def can_register(self) -> bool:
+        """Whether the controller can take up ranks: it runs, and so does the monitor that it forked."""
+        if not mark_lives(self.controller):
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            forked = psutil.Process(mark_pid(self.controller)).children()
+            return all(child.status() != psutil.STATUS_ZOMBIE for child in forked)
+        return False
+
     def stop_agent(self, rank_marks: Sequence[str]) -> None:
         """End the agent and all ranks: politely, and after two seconds for certain; with them what they started."""
         ranks = set(rank_pids(mark_pid(self.agent))) if mark_lives(self.agent) else set()
