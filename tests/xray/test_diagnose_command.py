@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.observe.traced import environment, record, torchrun
+from tests.xray.test_verdict import record_job
 from workbench.observe import Frame
+from workbench.trace import Recorder
 from workbench.xray.attach import Seen, View
 
 LOG = """\
@@ -77,6 +79,36 @@ def test_a_directory_without_a_trace_is_bad_input_and_says_what_was_looked_for(t
     assert (done.returncode, done.stdout) == (2, "")
     assert f"no trace is there; looked for *.wbtrace in {tmp_path}" in done.stderr
     assert "`workbench trace --out`" in done.stderr
+
+
+def test_a_trace_below_the_directory_is_read_and_two_of_them_are_refused_by_name(tmp_path: Path) -> None:
+    """What was recorded is never passed over: the parent of a trace directory gives its verdict."""
+    record_job(tmp_path / "runs" / "out" / "trace", "first", error_on=1)
+    done = diagnose(tmp_path / "runs", "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["verdict"], document["world_size"]) == (3, "defect", 2)
+    assert [(f["kind"], f["ranks"]) for f in document["findings"]] == [("peer-exception", [1])]
+    record_job(tmp_path / "runs" / "again" / "trace", "second")
+    done = diagnose(tmp_path / "runs", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    for name in ("out", "again"):
+        assert str(tmp_path / "runs" / name / "trace") in done.stderr
+    assert "are of different runs" in done.stderr
+
+
+def test_jobs_of_one_command_below_the_directory_are_one_run(tmp_path: Path) -> None:
+    record_job(tmp_path / "out" / "trace", "first")
+    record_job(tmp_path / "out" / "trace", "second", error_on=0)
+    document = json.loads(diagnose(tmp_path, "--json").stdout)
+    assert [job["verdict"] for job in document["jobs"]] == ["ok", "defect"]
+
+
+def test_a_trace_in_which_nothing_was_called_is_no_verdict_of_ok(tmp_path: Path) -> None:
+    with Recorder.open(tmp_path, 0) as recorder:
+        recorder.instant("exit", note="status=0")
+    document = json.loads(diagnose(tmp_path, "--json").stdout)
+    assert (document["verdict"], document["findings"]) == ("unknown", [])
+    assert diagnose(tmp_path).stdout.startswith("nothing recorded: ")
 
 
 @pytest.mark.timeout(200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import combinations
@@ -15,17 +16,11 @@ _CLOCKS_AGREE_S = 3600.0  # of two hosts; ranks of one boot share a clock
 
 
 def trace_directories(directories: Sequence[Path]) -> tuple[Path, ...]:
-    """Where in these directories the trace files are.
+    """Where in these directories, or below them, the trace files are.
 
     Raises: ArgumentError for a directory without any, and for directories of different runs.
     """
-    found = tuple(d / "trace" if (d / "trace").is_dir() else d for d in directories)
-    for directory, asked in zip(found, directories, strict=True):
-        if next(directory.rglob("*.wbtrace"), None) is None:
-            raise ArgumentError(
-                f"{asked}: no trace is there; looked for *.wbtrace in {directory} and below it. Give the directory "
-                f"that `workbench trace --out` wrote; a command that did not use torch.distributed leaves no trace"
-            )
+    found = tuple(dict.fromkeys(trace for directory in directories for trace in _traces_in(directory)))
     traces = {directory: trace for directory in found if (trace := _read(directory)) is not None}
     for a, b in combinations(traces, 2):
         differs = _difference(a, traces[a], b, traces[b])
@@ -35,6 +30,20 @@ def trace_directories(directories: Sequence[Path]) -> tuple[Path, ...]:
                 f"several directories must be of the nodes of one run: diagnose these one by one"
             )
     return found
+
+
+def _traces_in(directory: Path) -> list[Path]:
+    """The directories of trace files in or below this one, by name; that of a command's first job for all its jobs."""
+    found = {
+        file.parent.parent if re.fullmatch(r"job-\d+", file.parent.name) else file.parent
+        for file in directory.rglob("*.wbtrace")
+    }
+    if not found:
+        raise ArgumentError(
+            f"{directory}: no trace is there; looked for *.wbtrace in {directory} and below it. Give the directory "
+            f"that `workbench trace --out` wrote; a command that did not use torch.distributed leaves no trace"
+        )
+    return sorted(found)
 
 
 def _read(directory: Path) -> Trace | None:

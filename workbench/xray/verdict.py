@@ -53,7 +53,9 @@ class Verdict:
     @property
     def word(self) -> str:
         """The verdict in a word, as documents have it."""
-        return "defect" if self.findings else "unknown" if self.interrupted else "ok"
+        if self.findings:
+            return "defect"
+        return "ok" if self.recorded and not self.interrupted else "unknown"
 
     @property
     def world_size(self) -> int:
@@ -66,6 +68,8 @@ class Verdict:
     @property
     def recorded(self) -> bool:
         """Whether any process used torch.distributed."""
+        if self.jobs:
+            return any(job.recorded for job in self.jobs)
         return self.trace is not None and any(e.op not in ("exit", "exception") for e in self.trace.events)
 
     @property
@@ -109,7 +113,7 @@ class Verdict:
                 f"job {number} of {len(self.jobs)} that the command started:\n{self._as_shown(job)}"
                 for number, job in enumerate(self.jobs, start=1)
             )
-        if self.trace is None:
+        if self.trace is None or not (self.recorded or self.findings):
             return self.conclusion
         lines = []
         for number, finding in enumerate(self.findings, start=1):
