@@ -178,7 +178,11 @@ def test_versions_of_the_engine_are_asked_on_request() -> None:
         ("gate-lifted", True),
         ("no-pp", False),
         ("group-passed", True),
+        ("sixteen-ranks", True),
     ]
+    large = why("vllm", machine="b200x8", sizes={"tp": 8}, tokens=2048, kind="tp", upstream=True)
+    assert [verdict.ok for _, verdict in large.groups[0].upstream] == [False] * 5
+    assert "no: 28 MiB a rank is above the 1 MiB up to which tp=8 is fused on sm100" in str(large)
     assert why("megatron", machine="b200x8", sizes={"tp": 8}, upstream=True).warnings == (
         "no rules of megatron are kept; there are those of sglang, vllm",
     )

@@ -47,7 +47,13 @@ def test_rules_are_kept_oldest_first() -> None:
         ["cp-limit", "subgroups"],
         ["sixteen-models", "seventeen-models"],
     ]
-    assert [r.id for r in upstream_rules("vllm", "fusion")] == ["no-pp-no-dp", "gate-lifted", "no-pp", "group-passed"]
+    assert [r.id for r in upstream_rules("vllm", "fusion")] == [
+        "no-pp-no-dp",
+        "gate-lifted",
+        "no-pp",
+        "group-passed",
+        "sixteen-ranks",
+    ]
     for system in UPSTREAM_SYSTEMS:
         for rule in upstream_rules(system, "fusion"):
             assert rule.source
@@ -68,9 +74,70 @@ def test_pipeline_and_data_parallelism_came_and_went() -> None:
     plain = situation_of(GroupMap.build("vllm", tp=4), "b200x8", "tp")
     with_pp = situation_of(GroupMap.build("vllm", tp=2, pp=2), "b200x8", "tp")
     with_dp = situation_of(GroupMap.build("vllm", tp=2, dp=2), "b200x8", "tp")
-    assert answers("vllm", "fusion", plain) == [True, True, True, True]
-    assert answers("vllm", "fusion", with_pp) == [False, True, False, True]
-    assert answers("vllm", "fusion", with_dp) == [False, True, True, True]
+    assert answers("vllm", "fusion", plain) == [True, True, True, True, True]
+    assert answers("vllm", "fusion", with_pp) == [False, True, False, True, True]
+    assert answers("vllm", "fusion", with_dp) == [False, True, True, True, True]
+
+
+MIB = 1 << 20
+VLLM_SIZES = [
+    # FI_ALLREDUCE_FUSION_MAX_SIZE_MB of 0.24.0 and 0.33.0, in bytes; None: no entry, never fused
+    ("sm90", 2, 64 * MIB, 64 * MIB),
+    ("sm90", 4, 2 * MIB, 2 * MIB),
+    ("sm90", 8, MIB // 2, MIB // 2),
+    ("sm90", 16, None, None),
+    ("sm100", 2, 64 * MIB, 64 * MIB),
+    ("sm100", 4, 32 * MIB, 32 * MIB),
+    ("sm100", 8, MIB, MIB),
+    ("sm100", 16, None, 64 * MIB),
+    ("sm103", 2, 64 * MIB, 64 * MIB),
+    ("sm103", 4, 64 * MIB, 64 * MIB),
+    ("sm103", 8, 2 * MIB, 4 * MIB),
+    ("sm103", 16, None, 64 * MIB),
+    ("sm100", 3, None, None),
+]
+
+
+@pytest.mark.parametrize(("arch", "tp", "earlier", "later"), VLLM_SIZES)
+def test_vllm_fuses_up_to_its_published_size_and_not_one_byte_more(
+    arch: str, tp: int, earlier: int | None, later: int | None
+) -> None:
+    rules = {rule.id: rule for rule in upstream_rules("vllm", "fusion")}
+    for rule, limit in ((rules["group-passed"], earlier), (rules["sixteen-ranks"], later)):
+        situation = {"arch": arch, "tp": tp, "message_bytes": limit or 1}
+        assert ask_upstream(rule, situation).ok is (limit is not None)
+        assert not ask_upstream(rule, {**situation, "message_bytes": (limit or 1) + 1}).ok
+
+
+def test_vllms_size_limit_is_told_with_its_name_and_version_whether_it_fuses_or_not() -> None:
+    rule = next(r for r in upstream_rules("vllm", "fusion") if r.id == "group-passed")
+
+    def told(arch: str, tp: int, size: int) -> str:
+        return ask_upstream(rule, {"arch": arch, "tp": tp, "message_bytes": size}).reason
+
+    table = "FI_ALLREDUCE_FUSION_MAX_SIZE_MB of 0.24.0"
+    assert told("sm100", 8, 2048 * 7168 * 2) == (
+        f"28 MiB a rank is above the 1 MiB up to which tp=8 is fused on sm100 ({table}; "
+        "pass_config.fi_allreduce_fusion_max_size_mb sets another limit)"
+    )
+    assert told("sm100", 4, 4 * MIB) == (
+        f"every condition holds; 4 MiB a rank is within the 32 MiB up to which tp=4 is fused on sm100 ({table}), "
+        "in one shot by FlashInfer's trtllm backend (one shot up to 4 MiB)"
+    )
+    assert told("sm100", 4, 4 * MIB + 2).endswith("in two shots by FlashInfer's trtllm backend (one shot up to 4 MiB)")
+    assert told("sm100", 16, 2) == f"tp=16 is not fused at any size on sm100 ({table} has tp 2, 4, 8)"
+    assert told("sm80", 8, 2) == "sm80 is neither Hopper nor Blackwell"
+    assert told("sm90", 1, 2) == "tp=1: nothing to reduce"
+    with pytest.raises(ArgumentError, match="asks for 'message_bytes', which the situation does not tell"):
+        ask_upstream(rule, {"arch": "sm90", "tp": 8})
+
+
+def test_every_architecture_that_vllm_fuses_on_has_its_sizes() -> None:
+    for rule in upstream_rules("vllm", "fusion"):
+        assert rule.sizes is not None
+        arches = next(c.value for c in rule.requires if c.fact == "arch")
+        assert set(arches) == set(rule.sizes.fuses) & set(rule.sizes.one_shot) & set(arches)
+        assert rule.sizes.source.startswith("vllm/compilation/passes/fusion/allreduce_rms_fusion.py of 0.")
 
 
 @pytest.mark.parametrize(

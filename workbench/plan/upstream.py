@@ -2,7 +2,8 @@
 
 So that one can ask "would SGLang fuse here, and why not" of a version that is not installed. Nothing of ours decides by
 these rules. A condition holds one fact and one test of it ("is", "one_of", "at_most", "at_least"), the text for when it
-fails ("else", with {fact} places), and may be waived ("unless", a condition without text).
+fails ("else", with {fact} places), and may be waived ("unless", a condition without text). Where an engine fuses up to
+a size only, its rules name the table of sizes of their version ("sizes").
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from workbench.documents import Document, parse_document
 from workbench.errors import ArgumentError
 from workbench.fabric import Allocator, Fabric, Verdict
 from workbench.plan.decide import Ask
+from workbench.plan.tables import show_bytes
 from workbench.ranks import GroupMap
 
 UPSTREAM_SYSTEMS = ("sglang", "vllm")
@@ -38,6 +40,22 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizeLimits:
+    """Up to which message an engine fuses, in MiB a rank, by architecture and TP size; from then on it does not.
+
+    limit: the engine's own name of the table.   setting: what a user sets to have another limit.
+    one_shot: up to which message FlashInfer's trtllm backend is asked for one shot; above it for two.
+    """
+
+    id: str
+    source: str
+    limit: str
+    setting: str
+    fuses: Mapping[str, Mapping[int, float]]
+    one_shot: Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One version of one decision. `when` tells dates or releases, `cost` what it cost the users it turned away."""
 
@@ -48,6 +66,7 @@ class Rule:
     source: str
     cost: str
     requires: tuple[Condition, ...]
+    sizes: SizeLimits | None = None
 
     def __str__(self) -> str:
         return f"{self.system} {self.topic} {self.id} ({self.when}; {self.source})"
@@ -81,9 +100,12 @@ def ask_upstream(rule: Rule, situation: Mapping[str, Any]) -> Verdict:
     Raises: ArgumentError if the rule needs a fact that the situation lacks; facts it does not need are not looked at.
     """
     failed = [c.otherwise.format_map(situation) for c in rule.requires if not _holds(c, situation, rule)]
-    return Verdict(
-        not failed, "; ".join(failed) or "every condition holds", (str(rule), rule.cost) if failed else (str(rule),)
-    )
+    size = _size_up(rule.sizes, situation, rule) if rule.sizes is not None else None
+    if size is not None and not size.ok:
+        failed.append(size.reason)
+    if failed:
+        return Verdict(False, "; ".join(failed), (str(rule), rule.cost))
+    return Verdict(True, f"every condition holds{f'; {size.reason}' if size else ''}", (str(rule),))
 
 
 def describe_situation(
@@ -108,6 +130,7 @@ def describe_situation(
         "one_clique": fabric.one_clique.ok,
         "vmm": all(f.allocator in (Allocator.VMM_POSIX_FD, Allocator.VMM_FABRIC) for f in fabric.facts),
         "tokens": ask.tokens,
+        "message_bytes": ask.message_bytes,
         "model": model,
         "moe_a2a": "none",
         "fusion_forbidden": False,
@@ -146,9 +169,7 @@ def _plain_name(model: str) -> str:
 def _holds(condition: Condition, situation: Mapping[str, Any], rule: Rule) -> bool:
     if condition.unless is not None and _holds(condition.unless, situation, rule):
         return True
-    if condition.fact not in situation:
-        raise ArgumentError(f"{rule} asks for {condition.fact!r}, which the situation does not tell")
-    found, value = situation[condition.fact], condition.value
+    found, value = _fact(condition.fact, situation, rule), condition.value
     if condition.test == "is":
         return bool(found == value)
     if condition.test == "one_of":
@@ -156,12 +177,46 @@ def _holds(condition: Condition, situation: Mapping[str, Any], rule: Rule) -> bo
     return bool(found <= value) if condition.test == "at_most" else bool(found >= value)
 
 
+def _size_up(sizes: SizeLimits, situation: Mapping[str, Any], rule: Rule) -> Verdict | None:
+    """Whether the engine fuses a message of this size; None where the rule's conditions have refused already."""
+    size, arch, tp = (_fact(name, situation, rule) for name in ("message_bytes", "arch", "tp"))
+    if arch not in sizes.fuses or tp < 2:
+        return None
+    table = f"{sizes.limit} of {sizes.id}"
+    if tp not in sizes.fuses[arch]:
+        widths = ", ".join(map(str, sizes.fuses[arch]))
+        return Verdict(False, f"tp={tp} is not fused at any size on {arch} ({table} has tp {widths})")
+    limit = _bytes(sizes.fuses[arch][tp])
+    where = f"the {show_bytes(limit)} up to which tp={tp} is fused on {arch} ({table}"
+    if size > limit:
+        return Verdict(False, f"{show_bytes(size)} a rank is above {where}; {sizes.setting} sets another limit)")
+    text = f"{show_bytes(size)} a rank is within {where})"
+    if tp in sizes.one_shot.get(arch, {}):
+        one_shot = _bytes(sizes.one_shot[arch][tp])
+        shots = "one shot" if size <= one_shot else "two shots"
+        text += f", in {shots} by FlashInfer's trtllm backend (one shot up to {show_bytes(one_shot)})"
+    return Verdict(True, text)
+
+
+def _bytes(mib: float) -> int:
+    return int(mib * (1 << 20))
+
+
+def _fact(name: str, situation: Mapping[str, Any], rule: Rule) -> Any:
+    if name not in situation:
+        raise ArgumentError(f"{rule} asks for {name!r}, which the situation does not tell")
+    return situation[name]
+
+
 @cache
 def _rules(system: str) -> Mapping[str, tuple[Rule, ...]]:
     doc = _shipped(f"{system}.json")
     doc.take_whole("schema", 1, 1)
+    sizes = {limits.id: limits for limits in map(_sizes, doc.take_children("sizes", default=[]))}
     topics = doc.take_child("topics")
-    rules = {topic: tuple(_rule(system, topic, r) for r in topics.take_children(topic)) for topic in topics.names()}
+    rules = {
+        topic: tuple(_rule(system, topic, r, sizes) for r in topics.take_children(topic)) for topic in topics.names()
+    }
     topics.end()
     doc.end()
     return rules
@@ -181,7 +236,25 @@ def _shipped(name: str) -> Document:
     return parse_document((files("workbench.plan") / "rules" / name).read_text(encoding="utf-8"), name)
 
 
-def _rule(system: str, topic: str, doc: Document) -> Rule:
+def _sizes(doc: Document) -> SizeLimits:
+    def by_width(name: str) -> dict[str, dict[int, float]]:
+        arches = doc.take_child(name)
+        found = {arch: arches.take_child(arch) for arch in arches.names()}
+        return {a: {int(width): float(row.take_value(width)) for width in row.names()} for a, row in found.items()}
+
+    limits = SizeLimits(
+        id=doc.take_text("id"),
+        source=doc.take_text("source"),
+        limit=doc.take_text("limit"),
+        setting=doc.take_text("setting"),
+        fuses=by_width("fuses_up_to_mib"),
+        one_shot=by_width("one_shot_up_to_mib"),
+    )
+    doc.end()
+    return limits
+
+
+def _rule(system: str, topic: str, doc: Document, sizes: Mapping[str, SizeLimits]) -> Rule:
     rule = Rule(
         system=system,
         topic=topic,
@@ -190,6 +263,7 @@ def _rule(system: str, topic: str, doc: Document) -> Rule:
         source=doc.take_text("source"),
         cost=doc.take_text("cost"),
         requires=tuple(_condition(c) for c in doc.take_children("requires")),
+        sizes=sizes[doc.take_text("sizes")] if doc.has("sizes") else None,
     )
     doc.end()
     return rule
