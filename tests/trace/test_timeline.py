@@ -38,6 +38,18 @@ def test_stages_are_told_apart_and_an_open_replay_has_no_end() -> None:
     assert timeline.spans[1].error == "CaptureError: counts"
 
 
+def test_a_rank_that_comes_late_is_waited_for_at_the_door() -> None:
+    """Rank 1 comes at 21 us, and both capture from 22 us on."""
+    times = {0: (1000, 22_000), 1: (21_000, 22_100)}
+    door = [_event(t, r, p, "capture_door") for r in times for t, p in zip(times[r], Phase, strict=False)]
+    begun = [_event(times[r][1] + 50, r, Phase.BEGIN, "capture") for r in times]
+    timeline = capture_timeline([*door, *begun])
+    assert timeline is not None
+    spans = [(s.world_rank, s.stage, s.end_ns and s.end_ns - s.start_ns) for s in timeline.spans]
+    assert spans[:2] == [(0, Stage.DOOR, 21_000), (1, Stage.DOOR, 1_100)]
+    assert timeline_text(timeline).splitlines()[1].startswith("+20 µs  world rank 1  waits at the door")
+
+
 def test_nothing_captured_is_no_timeline() -> None:
     assert capture_timeline(EVENTS[-1:]) is None
 

@@ -26,7 +26,7 @@ def test_a_row_is_a_kind_and_a_cell_carries_the_number_of_its_group() -> None:
     assert list(found) == ["world", "tp", "attn_cp", "attention_tp", "moe_ep", "pp", "self_pp", "moe_dp", "moe_tp"]
     assert found["attn_cp"]["text"] == [["0", "1", "0", "1"]]
     assert found["attention_tp"]["text"] == [["0", "0", "1", "1"]]
-    assert found["pp"]["text"] == [["·", "·", "·", "·"]]
+    assert found["pp"]["text"] == [["0", "1", "2", "3"]]
 
 
 def test_aliases_are_thin_rows_named_after_their_owner() -> None:

@@ -55,16 +55,21 @@ def test_a_missing_rank_has_an_outline_that_says_who_waits() -> None:
     assert hatched["marker"]["pattern"]["shape"] == "/"
 
 
-def test_a_missing_rank_that_is_stuck_elsewhere_keeps_its_outline_around_the_bar() -> None:
-    """Rank 1 never comes to tp, since it waits in cp for rank 3: both stories stand in its lane."""
+def test_a_rank_that_others_await_while_it_is_inside_another_call_is_labelled_with_both() -> None:
+    """Rank 1 does not come to tp, since it waits in cp for rank 3, which never came to anything."""
     cp = group("cp", 1, 3)
     events = call(0, TP, 1, 10) + call(2, TP, 1, 30) + call(1, cp, 1, 20)
     lanes = rendezvous_lanes(trace(events, ranks=range(4)), until_ns=START_NS + 510_000)
     names = [t.get("name") for t in drawn(lanes)["data"]]
     (missing,) = named(lanes, "never came")
-    assert sorted(zip(missing["y"], missing["text"], strict=True)) == [(1, ""), (3, "never came; rank 1 waiting")]
-    assert missing["width"] > named(lanes, "cp")[2]["width"]
-    assert names.index("never came") > max(n for n, name in enumerate(names) if name in ("tp", "cp"))  # on top
+    assert (missing["y"], missing["text"]) == ([3], ["never came; rank 1 waiting"])
+    (awaited,) = named(lanes, "awaited in another call")
+    assert awaited["y"] == [1]
+    assert awaited["width"] > named(lanes, "cp")[2]["width"]
+    assert names.index("awaited in another call") > max(n for n, name in enumerate(names) if name in ("tp", "cp"))
+    (label,) = drawn(lanes)["layout"]["annotations"]
+    assert (label["y"], label["text"]) == (1, "inside all_reduce; ranks 0,2 in all_reduce wait for it")
+    assert "rank 1, which never came; rank 1 is inside all_reduce #1 on cp[1,3]" in lanes_text(lanes)
 
 
 def test_a_kind_with_only_unfinished_calls_stands_in_the_legend() -> None:

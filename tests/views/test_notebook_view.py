@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tests.views.test_lanes_view import hanging
+from tests.views.test_lanes_view import hanging, healthy
 from workbench.views import PLOTLY, kind_colour, rank_strip_figure, show_lanes, show_ranks, show_table
 
 
@@ -50,6 +50,15 @@ def test_the_newest_calls_alone_can_be_shown() -> None:
     assert "all_reduce #7" not in newest
     assert newest.splitlines()[1:] == repr(show_lanes(hanging())).splitlines()[1:]
     assert repr(show_lanes(lanes, newest=99)) == repr(show_lanes(lanes))
+
+
+def test_the_newest_calls_fill_the_picture_whatever_the_record_holds_after_them() -> None:
+    """Processes go on for 75 ms after their last call; while a rank is inside one, the end of the record counts."""
+    whole = healthy()
+    late = replace(whole, end_ns=whole.end_ns + 75_000_000)
+    assert show_lanes(late, newest=1).data == show_lanes(whole, newest=1).data
+    still = replace(hanging(), end_ns=hanging().end_ns + 75_000_000)
+    assert repr(show_lanes(still, newest=1)).startswith("3 ranks, 1 call, 75.5 ms; 1 still open")
 
 
 def test_a_group_has_the_colour_of_its_kind() -> None:

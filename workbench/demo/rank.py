@@ -34,7 +34,7 @@ def main() -> None:
     kinds = kinds_with_peers(group_map)
     results: dict[str, dict[str, Any]] = {}
     with Session(group_map, device=spec.device, timeout_s=spec.timeout_s, trace_dir=str(out / "trace")) as session:
-        say(f"groups made: {len(kinds)} kinds with more than one rank")
+        say(f"groups made, for {len(kinds)} kind{'' if len(kinds) == 1 else 's'} with more than one rank")
         for kind in kinds:
             results[kind] = _check(session, kind, spec)
             say(f"checked {kind}")

@@ -24,7 +24,7 @@ EXCHANGES = frozenset(
 """Exchanges between hosts, such as a rendezvous consists of."""
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
-_NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture", "capture_warm_up", "replay"}
+_NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture_door", "capture", "capture_warm_up", "replay"}
 POLITE = (-1, -2, -15)  # signals by which a launcher or a person ends ranks that are alive
 _KILL, _KILL_AFTER_NS = -9, 5_000_000_000  # launchers kill who did not heed those for a long while; others kill at once
 

@@ -215,7 +215,13 @@ class Session:
         self._enter("capture")
         capture = Capture(self.trace, self._enter)
         self._meetings += 1
-        self._meet("enter", capture, None)
+        token = self.trace.begin("capture_door")
+        try:
+            self._meet("enter", capture, None)
+        except BaseException as e:
+            self.trace.end(token, error=f"{type(e).__name__}: {e}")
+            raise
+        self.trace.end(token)
         if self.device == "cuda":
             token = self.trace.begin("capture_warm_up")
             warm_up([bound.channel.data_group for bound in self._groups.values()])

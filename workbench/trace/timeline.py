@@ -13,13 +13,19 @@ from workbench.trace.event import Event
 class Stage(Enum):
     """What a span of the timeline is. The value is its word in pictures."""
 
+    DOOR = "waits at the door"
     WARM_UP = "warm-up"
     CAPTURE = "capture"
     CALL = "captured call"
     REPLAY = "replay"
 
 
-STAGE_OF = {"capture_warm_up": Stage.WARM_UP, "capture": Stage.CAPTURE, "replay": Stage.REPLAY}
+STAGE_OF = {
+    "capture_door": Stage.DOOR,
+    "capture_warm_up": Stage.WARM_UP,
+    "capture": Stage.CAPTURE,
+    "replay": Stage.REPLAY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

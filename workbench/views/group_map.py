@@ -23,7 +23,8 @@ def group_map_figure(group_map: GroupMap) -> go.Figure:
     """Ranks by kinds. A cell's colour and number tell its group; hovering tells members, numberings and origin.
 
     A number is the place of the group in creation order. Aliases come last, as thin rows named after what they are. A
-    rank alone in its group is drawn faint, a rank in no group of the kind not at all. Below 300 kB for 1,024 ranks.
+    kind whose ranks are each alone is drawn faint, a rank in no group of the kind not at all. Below 300 kB for
+    1,024 ranks.
     """
     figure = go.Figure()
     kinds = group_map.kinds
@@ -75,7 +76,7 @@ def group_map_caption(group_map: GroupMap) -> str:
     number = "number" if group_map.world_size <= MAX_LABELLED else "number (hover to see it)"
     return (
         f"A column is a rank, a row a kind of group. Ranks with the same colour and {number} in a row sum together; "
-        "thin rows are aliases; a dot is a rank alone in its group."
+        f"thin rows are aliases; in a faint row each rank is alone; a rank in no group of a kind has no cell."
     )
 
 
@@ -99,7 +100,7 @@ def _row(group_map: GroupMap, kind: str, row: int, num_cells: int) -> go.Heatmap
     labels: dict[str, Any] = {}
     is_alias = kind in group_map.aliases
     if world <= MAX_LABELLED and not is_alias:
-        texts = ["" if n < 0 else "·" if alone else str(n) for n in number.tolist()]
+        texts = ["" if n < 0 else str(n) for n in number.tolist()]
         font = ({"color": theme.INK} if alone else {}) | ({"size": 10} if world > 32 else {})
         labels = {"text": [texts], "texttemplate": "%{text}", "textfont": font}
     return go.Heatmap(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.ranks import GroupMap
-from workbench.views.group_map import group_map_figure, group_map_text
+from workbench.views.group_map import group_map_caption, group_map_figure, group_map_text
 from workbench.views.report import Picture, Section, Table, Text, report_html
 from workbench.views.words import ranks_text
 
@@ -35,8 +35,7 @@ def group_map_report(group_map: GroupMap) -> str:
                 Picture(
                     group_map_figure(group_map),
                     group_map_text(group_map),
-                    "A row for each kind, a column for each world rank. Colour and number tell the group; thin rows "
-                    "are aliases; a dot is a rank alone in its group. Hover for members and both numberings.",
+                    f"{group_map_caption(group_map)} Hover for members and both numberings.",
                     min_width_px=560 if group_map.world_size <= 32 else 1000,
                 ),
             ),

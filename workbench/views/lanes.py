@@ -18,15 +18,21 @@ MAX_VISITS = 1000
 
 _LANE_PX = 26
 _MANY_CALLS = 60  # beyond, the signs are drawn small
+_MOST_LABELS = 40
+_OUTLINE: dict[str, Any] = {
+    "marker": {"color": theme.fade(theme.ALARM, 0.12), "line": {"color": theme.ALARM, "width": 1.5}},
+    "width": 0.86,
+    "legendrank": 2000,
+}
 
 
 def lanes_figure(lanes: Lanes) -> go.Figure:
     """Time from left to right, a lane a rank. A bar is pale while its rank waits for others, then full.
 
     A thin line joins the members of a call at the last arrival; its diamond sits on the rank that came last, and the
-    arrowheads of those that waited point to it. A hatched bar ends in the open: the rank is still inside. A vermilion
-    outline is a rank that never came; it goes around the bars of calls that the rank made or is stuck in meanwhile. A
-    dotted grey line is a rank of which no record is left. Below 300 kB.
+    arrowheads of those that waited point to it. A striped bar ends in the open: the rank is still inside. A vermilion
+    outline is a rank that never came; one around a striped bar is a rank that others await while it is inside another
+    call, and a label on it names both calls. A dotted grey line is a rank of which no record is left. Below 300 kB.
     """
     calls = _newest(lanes.calls)
     unit, size = time_unit(lanes.end_ns - lanes.start_ns)
@@ -36,6 +42,7 @@ def lanes_figure(lanes: Lanes) -> go.Figure:
     figure = go.Figure(draw.traces())
     figure.update_layout(
         **theme.layout(escape(_title(lanes, calls)), height=_LANE_PX * max(len(lanes.world_ranks), 2) + 130),
+        annotations=draw.labels(),
         barmode="overlay",
         bargap=0,
         margin={"l": 10, "r": 10, "t": 72, "b": 40},
@@ -62,21 +69,24 @@ def lanes_figure(lanes: Lanes) -> go.Figure:
 def lanes_text(lanes: Lanes) -> str:
     """The figure's text twin: a line for each call, in the order in which they began. Times since the first event."""
     calls = _newest(lanes.calls)
-    lines = [_title(lanes, calls)]
+    lines, inside = [_title(lanes, calls)], _inside(lanes)
     for call in calls:
         at = time_text(call.start_ns - lanes.start_ns)
-        lines.append(f"{at:>9}  {call.op} #{call.sequence} on {_group(call)}: {_story(call, lanes)}")
+        lines.append(f"{at:>9}  {_name(call)}: {_story(call, lanes, inside)}")
     return "\n".join(lines)
 
 
-def _story(call: Call, lanes: Lanes) -> str:
+def _story(call: Call, lanes: Lanes, inside: dict[int, Call]) -> str:
     """One sentence on who waited for whom."""
     parts = []
     if call.waiting:
         longest = max(v.waited_ns for v in call.visits if v.presence is Presence.WAITING)
         since = max(lanes.end_ns - (v.arrive_ns or lanes.end_ns) for v in call.visits if v.presence is Presence.WAITING)
         if call.missing:
-            parts.append(f"{who(call.waiting)} waited {time_text(longest)} for {who(call.missing)}, which never came")
+            elsewhere = "".join(f"; rank {r} is inside {_name(inside[r])}" for r in call.missing if r in inside)
+            parts.append(
+                f"{who(call.waiting)} waited {time_text(longest)} for {who(call.missing)}, which never came{elsewhere}"
+            )
         elif call.unknown:
             parts.append(f"{who(call.waiting)} waited {time_text(longest)}; no record of {who(call.unknown)}")
         else:
@@ -95,6 +105,15 @@ def _story(call: Call, lanes: Lanes) -> str:
         if visit.presence is Presence.FAILED:
             parts.append(f"rank {visit.world_rank} failed: {visit.error}")
     return "; ".join(parts)
+
+
+def _inside(lanes: Lanes) -> dict[int, Call]:
+    """The call that a rank is still inside, by world rank."""
+    return {rank: call for call in lanes.stuck for rank in call.waiting}
+
+
+def _name(call: Call) -> str:
+    return f"{call.op} #{call.sequence} on {_group(call)}"
 
 
 def _title(lanes: Lanes, calls: Sequence[Call]) -> str:
@@ -174,12 +193,15 @@ class _Drawing:
     def __init__(self, lanes: Lanes, size_ns: float, *, sign_px: int) -> None:
         self._lanes, self._size_ns, self._sign_px = lanes, size_ns, sign_px
         self._lane = {rank: n for n, rank in enumerate(lanes.world_ranks)}
+        self._inside = _inside(lanes)
         self._waits: dict[str, _Bars] = {}
         self._insides: dict[str, _Bars] = {}
         self._open: dict[str, _Bars] = {}
         self._joins, self._lasts, self._up, self._down = _Points(), _Points(), _Points(), _Points()
         self._missing = _Bars()
         self._missing_texts: list[str] = []
+        self._awaited = _Bars()
+        self._labels: dict[int, dict[str, Any]] = {}
         self._unknown = _Points()
         self._failed = _Points()
         self._hover = _Bars()
@@ -217,6 +239,8 @@ class _Drawing:
             traces.append(self._unknown.scatter(mode="lines", line=dots, name="no record"))
         if self._missing.base:
             traces.append(self._outlines())
+        if self._awaited.base:
+            traces.append(self._awaited.trace(name="awaited in another call", **_OUTLINE))
         sign: dict[str, Any] = {"color": "#FFFFFF", "line": {"color": "#333333", "width": 1}}
         if self._lasts.x:
             line = {"color": theme.INK, "width": 1}
@@ -244,7 +268,6 @@ class _Drawing:
 
     def _outlines(self) -> go.Bar:
         """Around the lanes of ranks that never came; the words only where no bar lies beneath them."""
-        outline = {"color": theme.fade(theme.ALARM, 0.12), "line": {"color": theme.ALARM, "width": 1.5}}
         drawn = [(lane, base, base + length) for bars in self._bars() for lane, base, length in bars]
         texts = [
             "" if any(lane == at and start < base + length and end > base for at, start, end in drawn) else text
@@ -252,7 +275,19 @@ class _Drawing:
         ]
         words: dict[str, Any] = {"text": texts, "textposition": "inside", "insidetextanchor": "middle"}
         words |= {"textangle": 0, "insidetextfont": {"color": theme.ALARM, "size": 11}, "constraintext": "none"}
-        return self._missing.trace(name="never came", marker=outline, width=0.86, legendrank=2000, **words)
+        return self._missing.trace(name="never came", **_OUTLINE, **words)
+
+    def labels(self) -> list[dict[str, Any]]:
+        """On a rank that is inside one call and awaited in another: where it is and who waits, one label a lane."""
+        return list(self._labels.values())
+
+    def _await(self, lane: int, start: float, end: float, inside: Call, call: Call) -> None:
+        self._awaited.add(lane, start, end)
+        if len(self._labels) < _MOST_LABELS:
+            text = f"inside {escape(inside.op)}; {who(call.waiting)} in {escape(call.op)} wait for it"
+            box = {"bgcolor": "#FFFFFF", "bordercolor": theme.ALARM, "borderpad": 1}
+            at = {"x": round((start + end) / 2, 3), "y": lane, "showarrow": False}
+            self._labels.setdefault(lane, {"text": text, "font": {"color": "#333333", "size": 11}, **box, **at})
 
     def _bars(self) -> Iterator[_Bars]:
         for by_kind in (self._waits, self._insides, self._open):
@@ -264,7 +299,10 @@ class _Drawing:
         first, last = self._at(call.start_ns), self._at(self._lanes.end_ns)
         start = first if visit.arrive_ns is None else self._at(visit.arrive_ns)
         end = last if visit.leave_ns is None else self._at(visit.leave_ns)
-        if visit.presence is Presence.MISSING:
+        inside = self._inside.get(visit.world_rank)
+        if visit.presence is Presence.MISSING and call.waiting and inside is not None:
+            self._await(lane, first, last, inside, call)
+        elif visit.presence is Presence.MISSING:
             self._missing.add(lane, first, last)
             self._missing_texts.append(f"never came; {who(call.waiting)} waiting" if call.waiting else "never came")
         elif visit.presence is Presence.UNKNOWN:
@@ -329,10 +367,11 @@ class _Drawing:
 
 
 def _looks(colour: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Markers of a bar that waits, one that is inside after all came, and one that never left."""
+    """Markers of a bar that waits, one that is inside after all came, and one that never left: pale, full, striped."""
     edge = {"color": colour, "width": 1}
+    stripes = {"shape": "/", "fgcolor": colour, "bgcolor": theme.fade(colour, 0.1), "size": 10, "solidity": 0.5}
     pale = {"color": theme.fade(colour, 0.25), "line": edge}
-    return pale, {"color": colour, "line": edge}, pale | {"pattern": {"shape": "/", "fgcolor": colour, "size": 6}}
+    return pale, {"color": colour, "line": edge}, pale | {"pattern": stripes}
 
 
 def _shorten(text: str, length: int) -> str:

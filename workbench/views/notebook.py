@@ -51,13 +51,16 @@ def show_group_map(group_map: GroupMap) -> Shown:
 def show_lanes(lanes: Lanes, *, newest: int | None = None) -> Shown:
     """Who waited for whom: a lane a rank, a bar a call.
 
-    newest: only that many calls, the last ones, and the time since the first of them: cells run minutes apart, and
-    all their calls together would be specks.
+    newest: only that many calls, the last ones, and the time from the first of them to the end of the last, or to the
+    end of the record if a rank is still inside: cells run minutes apart, and all their calls together would be specks.
     """
     if newest is not None:
         calls = lanes.calls[-newest:] if newest > 0 else ()
         arrivals = [v.arrive_ns for call in calls for v in call.visits if v.arrive_ns is not None]
         lanes = replace(lanes, calls=calls, start_ns=min(arrivals, default=lanes.start_ns))
+        if not lanes.stuck:
+            leaves = [v.leave_ns for call in calls for v in call.visits if v.leave_ns is not None]
+            lanes = replace(lanes, end_ns=max(leaves, default=lanes.end_ns))
     return show_figure(lanes_figure(lanes), lanes_text(lanes))
 
 

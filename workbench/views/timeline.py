@@ -1,4 +1,4 @@
-"""The picture of a capture: a lane a rank; when it warmed up, captured, and replayed, and the calls inside."""
+"""The picture of a capture: a lane a rank; its wait at the door, warm-up, capture, replays, and the calls inside."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from workbench.trace import CaptureTimeline, Span, Stage
 from workbench.views import theme
 from workbench.views.words import time_text, time_unit
 
-_COLOURS = {Stage.WARM_UP: "#8A8F98", Stage.CAPTURE: "#E69F00", Stage.CALL: "#0072B2", Stage.REPLAY: "#009E73"}
-_HEIGHTS = {Stage.WARM_UP: 0.8, Stage.CAPTURE: 0.8, Stage.CALL: 0.4, Stage.REPLAY: 0.8}
+_COLOURS = {
+    Stage.DOOR: "#8A8F98",
+    Stage.WARM_UP: "#8A8F98",
+    Stage.CAPTURE: "#E69F00",
+    Stage.CALL: "#0072B2",
+    Stage.REPLAY: "#009E73",
+}
+_OPACITIES = {Stage.DOOR: 0.2, Stage.CAPTURE: 0.35}
 _LANE_PX = 30
 
 
 def timeline_figure(timeline: CaptureTimeline) -> go.Figure:
-    """Time from left to right. Calls lie as thin bars inside their capture; an error is a vermilion outline."""
+    """Time from left to right. Calls lie as thin bars inside their capture; an error is a vermilion outline.
+
+    A rank comes to a capture where its pale bar at the door begins; the capture begins once the last has come.
+    """
     unit, size = time_unit(timeline.end_ns - timeline.start_ns)
     names = [str(r) for r in timeline.world_ranks]
     figure = go.Figure()
@@ -29,9 +38,9 @@ def timeline_figure(timeline: CaptureTimeline) -> go.Figure:
             y=[str(s.world_rank) for s in spans],
             base=[(s.start_ns - timeline.start_ns) / size for s in spans],
             x=[_length(s, timeline) / size for s in spans],
-            width=_HEIGHTS[stage],
+            width=0.4 if stage is Stage.CALL else 0.8,
             marker={
-                "color": theme.fade(_COLOURS[stage], 0.35 if stage is Stage.CAPTURE else 0.9),
+                "color": theme.fade(_COLOURS[stage], _OPACITIES.get(stage, 0.9)),
                 "line": {
                     "color": [theme.ALARM if s.error or s.end_ns is None else _COLOURS[stage] for s in spans],
                     "width": [3 if s.error or s.end_ns is None else 1 for s in spans],
