@@ -43,7 +43,13 @@ def torchrun(program: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
 
 
 def workbench_trace(
-    directory: Path, command: Sequence[str], *, deadline_s: float = 60, limit_s: float = 100, **variables: str
+    directory: Path,
+    command: Sequence[str],
+    *,
+    deadline_s: float = 60,
+    keep: bool = False,
+    limit_s: float = 100,
+    **variables: str,
 ) -> Traced:
     """Run `workbench trace` on a command, as a user would."""
     document = directory / "verdict.json"
@@ -51,6 +57,7 @@ def workbench_trace(
     done = subprocess.run(
         [
             *(sys.executable, "-m", "workbench", "trace", "--deadline", str(deadline_s)),
+            *(["--keep"] if keep else []),
             *("--out", str(out), "--json", str(document), "--", *command),
         ],
         env=environment(**variables),

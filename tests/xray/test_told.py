@@ -28,11 +28,11 @@ def test_a_job_ended_at_the_deadline_says_so_where_the_late_rank_is_and_the_caus
     *_, ending, cause, late, last = traced.stderr.splitlines()
     assert ending.startswith("no rank made an event for 3 s while some waited, so the job was ended then")
     assert cause.startswith("first cause: missing-call on world[0,1] by world rank 1 (likely)")
-    assert late == "world rank 1 is at hangs.py:16; if it is only slow, use a larger --deadline"
-    assert last.startswith("verdict: defect; report: ")
+    assert late == "world rank 1 is at hangs.py:16; if it is only slow, use a larger --deadline, or --keep"
+    assert last.startswith("verdict: suspected defect; report: ")
     report = (traced.directory / "report.html").read_text()
     assert "No rank made an event for 3 s while some waited, so the job was ended then." in report
-    assert "world rank 1 is at hangs.py:16; if it is only slow, use a larger --deadline" in report
+    assert "world rank 1 is at hangs.py:16; if it is only slow, use a larger --deadline, or --keep" in report
     assert judge(traced.directory / "trace").ended_at_deadline_s == 3.0
 
 
@@ -60,7 +60,7 @@ def test_ctrl_c_on_a_job_that_hangs_tells_where_its_ranks_stood(tmp_path: Path, 
     assert "verdict: ok" not in told
     assert "world rank 0: waiting, inside all_reduce" in told
     assert "interrupted; a second Ctrl-C ends the job at once\n" in told
-    assert told.splitlines()[-1].startswith("interrupted; verdict: defect; report: ")
+    assert told.splitlines()[-1].startswith("interrupted; verdict: suspected defect; report: ")
     assert (document["interrupted"], document["ended_at_deadline_s"]) == (True, None)
     first = document["findings"][0]
     assert (first["kind"], first["ranks"], first["certainty"]) == ("missing-call", [1], "likely")

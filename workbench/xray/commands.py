@@ -42,6 +42,7 @@ def _writable(_context: click.Context, _option: click.Parameter, file: str | Non
     show_default=True,
     help="Seconds without any event, with a rank waiting, after which the job is judged and ended.",
 )
+@click.option("--keep", is_flag=True, help="Tell what is found at the deadline, and do not end the job.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to.  [default: workbench-trace]"
 )
@@ -53,12 +54,13 @@ def _writable(_context: click.Context, _option: click.Parameter, file: str | Non
     help="Write one JSON document here; - is stdout.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def trace(deadline: float, out: Path | None, json_file: str | None, command: tuple[str, ...]) -> None:
+def trace(deadline: float, keep: bool, out: Path | None, json_file: str | None, command: tuple[str, ...]) -> None:
     """Run any torch.distributed program recorded, and say what went wrong while it hangs or when it ends.
 
     The program is not changed: neither the order of its calls nor their results. A job in which nobody waits is never
     ended. Where ranks wait past --deadline, without any event, for a rank that never comes, the job is judged and
     ended, even if that rank sleeps or computes: the finding is then only "likely", and says where the rank is.
+    With --keep the job goes on: what is found is told, again when it changes, and what is true at its end counts.
     Ctrl-C goes to the command, and where the ranks stand is told; a second one ends the job at once.
     Exit 3 with findings, 130 after Ctrl-C, else the command's own.
 
@@ -71,7 +73,9 @@ def trace(deadline: float, out: Path | None, json_file: str | None, command: tup
     from workbench.xray.run import trace_command
 
     with claim_directory(out, command="trace") as directory:
-        outcome = trace_command(command, directory, deadline_s=deadline, say=_say, output_to_stderr=json_file == "-")
+        outcome = trace_command(
+            command, directory, deadline_s=deadline, keep=keep, say=_say, output_to_stderr=json_file == "-"
+        )
         document = outcome.verdict.to_json(command_status=outcome.status)
         status = 3 if outcome.verdict.findings else outcome.status
         report = directory / "report.html"

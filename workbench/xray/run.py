@@ -33,6 +33,7 @@ def trace_command(
     directory: Path,
     *,
     deadline_s: float = DEADLINE_S,
+    keep: bool = False,
     say: Callable[[str], None],
     output_to_stderr: bool = False,
 ) -> Outcome:
@@ -40,6 +41,7 @@ def trace_command(
 
     A job is ended only when deadline_s have passed without an event of any rank, a rank waits in a recorded call, and
     there is a finding: a rank that never comes to a call is one, also if it sleeps or computes for longer than that.
+    keep: such a job is not ended: what was found is told, again when it changes; the verdict is that of its end.
     Ctrl-C goes to the command, and the job is judged as it stands; a second one ends it.
     Raises: ArgumentError for a command that cannot be run.
     """
@@ -47,7 +49,7 @@ def trace_command(
     traces.mkdir(mode=0o700)
     screen = Screen(sys.stderr)
     with Job(command, str(traces), stdout=sys.stderr.fileno() if output_to_stderr else None) as job:
-        watch = _Watch(job, traces, deadline_s, say, screen)
+        watch = _Watch(job, traces, deadline_s, keep, say, screen)
         try:
             verdict = watch.until_verdict()
         except KeyboardInterrupt:
@@ -55,8 +57,7 @@ def trace_command(
             return _interrupted(job, traces, say)
         if verdict is not None:
             verdict = replace(verdict, stacks=_stacks(traces, verdict), ended_at_deadline_s=deadline_s)
-            say(str(verdict))
-            say(verdict.stacks_text())
+            _tell(verdict, say)
             mark_ended(traces, deadline_s=deadline_s)
             job.end()
             return Outcome(verdict=verdict, status=_status(job))
@@ -87,6 +88,11 @@ def _interrupted(job: Job, traces: Path, say: Callable[[str], None]) -> Outcome:
     return Outcome(verdict=verdict, status=_status(job))
 
 
+def _tell(verdict: Verdict, say: Callable[[str], None]) -> None:
+    say(str(verdict))
+    say(verdict.stacks_text())
+
+
 def _status(job: Job) -> int:
     return 128 + SIGKILL if job.status is None else job.status
 
@@ -94,11 +100,15 @@ def _status(job: Job) -> int:
 class _Watch:
     """Looks at the trace files of a running job."""
 
-    def __init__(self, job: Job, traces: Path, deadline_s: float, say: Callable[[str], None], screen: Screen) -> None:
-        self._job, self._traces, self._deadline_s, self._say, self._screen = job, traces, deadline_s, say, screen
+    def __init__(
+        self, job: Job, traces: Path, deadline_s: float, keep: bool, say: Callable[[str], None], screen: Screen
+    ) -> None:
+        self._job, self._traces, self._deadline_s, self._keep = job, traces, deadline_s, keep
+        self._say, self._screen = say, screen
+        self._told: object = None  # what was found when the job was last told of
 
     def until_verdict(self) -> Verdict | None:
-        """The verdict on a job that hangs; None once the command has ended by itself."""
+        """The verdict on a job that hangs and is not kept; None once the command has ended by itself."""
         progress, moved = 0, time.monotonic()
         next_look = self._deadline_s
         while self._job.status is None:
@@ -112,12 +122,23 @@ class _Watch:
                 verdict = judge(self._traces, deadline_s=self._deadline_s, running=True)
                 if verdict.waiting and verdict.findings:
                     self._screen.clear()
-                    return verdict
+                    if not self._keep:
+                        return verdict
+                    self._tell_if_new(verdict)
                 next_look = quiet_s * 1.5
             elif quiet_s > _QUIET_S and self._screen.wanted:
                 self._show()
         self._screen.clear()
         return None
+
+    def _tell_if_new(self, verdict: Verdict) -> None:
+        found = [(f.code, f.ranks, f.evidence) for f in verdict.findings]  # a message also says how long
+        if found == self._told:
+            return
+        self._told = found
+        verdict = replace(verdict, stacks=_stacks(self._traces, verdict))
+        _tell(verdict, self._say)
+        self._say(f"{verdict.conclusion} after {self._deadline_s:g} s without an event; the job goes on (--keep)")
 
     def _progress(self) -> int:
         """Events of all ranks together."""

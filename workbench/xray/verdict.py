@@ -20,6 +20,7 @@ from workbench.xray.frames import program_frame
 from workbench.xray.standing import Standing, find_standings, waiting_ranks
 
 SCHEMA = 1
+_IF_SLOW = "if it is only slow, use a larger --deadline, or --keep"
 _LINE = re.compile(r"\((?P<file>[^()\s][^()]*):(?P<line>\d+)\)")
 
 
@@ -76,7 +77,9 @@ class Verdict:
     def conclusion(self) -> str:
         """The verdict in a line."""
         if self.findings:
-            return "interrupted; verdict: defect" if self.interrupted else "verdict: defect"
+            is_certain = any(f.certainty is Certainty.IS for f in self.findings)
+            word = "verdict: defect" if is_certain else "verdict: suspected defect"
+            return f"interrupted; {word}" if self.interrupted else word
         if self.interrupted:
             return "interrupted, so no verdict"
         if not self.recorded:
@@ -133,15 +136,16 @@ class Verdict:
         return replace(job, ended_at_deadline_s=self.ended_at_deadline_s, interrupted=self.interrupted, stacks=stacks)
 
     def late_ranks(self, finding: Finding) -> list[str]:
-        """Of a job ended at its deadline: where the ranks at fault are that run outside any call, and may be slow."""
-        if self.ended_at_deadline_s is None or finding.certainty is not Certainty.LIKELY:
+        """Of a job at its deadline: where the ranks at fault are that run outside any call, and may be slow."""
+        if not (self.stacks or self.ended_at_deadline_s is not None) or finding.certainty is not Certainty.LIKELY:
             return []
         running = [s.world_rank for s in self.standings if s.world_rank in finding.ranks and s.state == "running"]
         lines = []
         for rank in running:
             frame = program_frame(self.stacks.get(rank, ()))
             place = "outside any recorded call" if frame is None else f"at {os.path.basename(frame.file)}:{frame.line}"
-            lines.append(f"world rank {rank} is {place}; if it is only slow, use a larger --deadline")
+            advice = "it may only be slow" if self.ended_at_deadline_s is None else _IF_SLOW
+            lines.append(f"world rank {rank} is {place}; {advice}")
         return lines
 
     def stacks_text(self) -> str:
