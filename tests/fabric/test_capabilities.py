@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fabric.made import FAILS, blind, make_fabric, with_one
-from workbench.fabric import Allocator, Capability, Fabric, decide_capability
+from tests.fabric.made import FAILS, blind, fabric_of, make_fabric, with_one
+from workbench.fabric import Allocator, Capability, Fabric, decide_capability, simulated
 
 STAGED, IPC, VMM, MULTICAST = Capability
 
@@ -120,9 +120,29 @@ def test_mixed_pools_have_no_zero_copy_of_either_kind() -> None:
 
 
 def test_multicast_is_off_unless_allowed_and_everywhere() -> None:
-    assert decide_capability(make_fabric(8, multicast=True), MULTICAST).ok
-    assert decide_capability(make_fabric(8), MULTICAST).reason == (
+    allowed = make_fabric(8, multicast=True)
+    assert decide_capability(allowed, MULTICAST).ok
+    off = fabric_of(tuple(replace(f, multicast_forbidden=True) for f in allowed.facts))
+    assert decide_capability(off, MULTICAST).reason == (
         "world ranks 0..7: multicast is off; WORKBENCH_MULTICAST=1 allows it"
     )
     apart = make_fabric(8, num_hosts=2, multicast=True)
     assert not decide_capability(apart, MULTICAST).ok
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        ("h200x8-nomc", "world ranks 0..7 without multicast in the device"),
+        ("h200x2", "world ranks 0, 1 without multicast in the device"),
+        ("pcie-pairs", "world ranks 0..3 without multicast in the device"),
+        ("ib-2x8", "on 2 hosts (world ranks 0..7: node0; world ranks 8..15: node1) and world ranks 0..15 in no NVLink"),
+    ],
+)
+def test_where_allowing_multicast_would_not_help_nobody_advises_it(machine: str, told: str, allowed: bool) -> None:
+    place = simulated(machine)
+    fabric = fabric_of(tuple(place.facts_of(r, multicast_allowed=allowed) for r in range(place.num_devices)))
+    reason = decide_capability(fabric, MULTICAST).reason
+    assert reason.startswith(told)
+    assert "WORKBENCH_MULTICAST" not in reason

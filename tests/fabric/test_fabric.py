@@ -118,7 +118,9 @@ def test_members_that_differ_are_named() -> None:
     )
     assert with_one(fabric, 2, device="").devices.reason == "world rank 2 without a GPU"
     assert with_one(fabric, 2, device="GPU-0").devices.reason == "world ranks 0, 2 share device GPU-0"
-    assert with_one(fabric, 2, multicast_supported=False).multicast.reason == "world rank 2 without multicast"
+    without = "world rank 2 without multicast in the device"
+    assert with_one(fabric, 2, multicast_supported=False).multicast.reason == without
+    assert with_one(fabric, 2, multicast_supported=False, multicast_forbidden=True).multicast.reason == without
     assert with_one(fabric, 2, multicast_forbidden=True).multicast.reason == (
         "world rank 2: multicast is off; WORKBENCH_MULTICAST=1 allows it"
     )

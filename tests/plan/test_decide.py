@@ -321,8 +321,10 @@ def test_mnnvl_needs_the_setting_and_the_capability() -> None:
     ]
     assert [plan.rejected for plan in told] == [
         (("flashinfer_mnnvl", "needs multicast; WORKBENCH_MULTICAST=1 allows it"),),
-        (("flashinfer_mnnvl", "world ranks 0..7 without multicast"),),
+        (("flashinfer_mnnvl", "world ranks 0..7 without multicast in the device"),),
     ]
+    without = decide_path(off, ask, Settings(), order=order, by_name=True)  # the setting would not help: no such advice
+    assert without.rejected == (("flashinfer_mnnvl", "world ranks 0..7 without multicast in the device"),)
 
 
 def replace_all(fabric: Fabric, **fields: Any) -> Fabric:
@@ -363,7 +365,7 @@ def test_fallbacks_name_the_path_the_group_and_the_size() -> None:
 
 def test_multicast_rows_need_the_capability_and_say_so() -> None:
     ask = Ask(hidden=4096, tokens=100, fused=False)  # 800 KiB: multicast stands before two-shot in the table
-    on, off = make_fabric(8, multicast=True), make_fabric(8)
+    on, off = make_fabric(8, multicast=True), replace_all(make_fabric(8, multicast=True), multicast_forbidden=True)
     assert decide_path(on, ask).choice == "custom.multicast"
     plan = decide_path(off, ask)
     assert plan.choice == "custom.two_shot_pull"

@@ -71,8 +71,8 @@ def _zero_copy_vmm(fabric: Fabric) -> Verdict:
 
 
 def _multicast(fabric: Fabric) -> Verdict:
-    refusal = _first_refusal(fabric.multicast, _staged(fabric))
-    return refusal or fabric.multicast
+    """The setting is asked for last: it is advice only where devices and links would do."""
+    return _first_refusal(fabric.multicast_devices, _staged(fabric)) or fabric.multicast
 
 
 def _allocated(fabric: Fabric, wanted: Allocator) -> Verdict:

@@ -119,15 +119,20 @@ class Fabric:
         return Verdict(False, f"mixed allocators ({name_shares(shares)})")
 
     @property
-    def multicast(self) -> Verdict:
-        """Whether every member's device supports multicast and no setting forbids it."""
-        forbidden = [f.world_rank for f in self.facts if f.multicast_forbidden]
-        if forbidden:
-            return Verdict(False, f"{name_ranks(forbidden)}: multicast is off; WORKBENCH_MULTICAST=1 allows it")
+    def multicast_devices(self) -> Verdict:
+        """Whether every member's device supports multicast, whatever the setting says."""
         lacking = [f.world_rank for f in self.facts if not f.multicast_supported]
         if lacking:
-            return Verdict(False, f"{name_ranks(lacking)} without multicast")
+            return Verdict(False, f"{name_ranks(lacking)} without multicast in the device")
         return Verdict(True, "multicast on every member")
+
+    @property
+    def multicast(self) -> Verdict:
+        """Whether every member's device supports multicast and no setting forbids it; the devices are told first."""
+        forbidden = [f.world_rank for f in self.facts if f.multicast_forbidden]
+        if self.multicast_devices.ok and forbidden:
+            return Verdict(False, f"{name_ranks(forbidden)}: multicast is off; WORKBENCH_MULTICAST=1 allows it")
+        return self.multicast_devices
 
     def to_json(self) -> dict[str, Any]:
         return {

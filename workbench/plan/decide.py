@@ -206,14 +206,16 @@ def _offer(path: Path, case: _Case) -> _Offer | str:
     """An offer, or the reason why this path does not take the message. What the group can do is asked first."""
     fabric, ask = case.fabric, case.ask
     switch = find_switch(path, case.settings, fused=ask.fused)
-    if switch:
+    if switch and not path.multicast:  # allowing multicast is advice only where devices and links would do
         return switch
     if path.one_host and not fabric.same_host.ok:
         return f"{fabric.same_host.reason}; its memory is shared within a host only"
     if path.widths and fabric.key.size not in path.widths:
         return f"serves groups of {', '.join(map(str, path.widths))} ranks"
-    if path.multicast and not decide_capability(fabric, Capability.MULTICAST).ok:
-        return decide_capability(fabric, Capability.MULTICAST).reason
+    if path.multicast:
+        multicast = decide_capability(fabric, Capability.MULTICAST)
+        if switch or not multicast.ok:
+            return multicast.reason if not multicast.ok else switch
     offer: _Offer | str
     if path.backend == "custom":
         offer = _custom(path, case)
