@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from workbench.errors import LayoutError
-from workbench.ranks import MAX_WORLD_SIZE, GroupMap
+from workbench.ranks import MAX_WORLD_SIZE, SYSTEMS, GroupMap
+from workbench.ranks.engine_names import NAMES
 
 HOSTILE = ["8", 8.0, True, None, -1, 0, 10**12, 10**5000, float("nan"), b"8", [8], {"tp": 8}, object(), "x" * 10**6]
 WIDTHS = {
@@ -169,3 +170,57 @@ def test_vllm_elastic_engines_stay_inside_a_node() -> None:
 def test_vllm_sizes_that_contradict_the_world_are_refused() -> None:
     with pytest.raises(LayoutError, match="allowed: leave world out, or ext_dp"):
         GroupMap.build("vllm", tp=2, ext_dp=2, world=8)
+
+
+@pytest.mark.parametrize(
+    ("system", "asked", "nearest"),
+    [
+        ("sglang", "dp", "attn_dp"),
+        ("sglang", "ep", "moe_ep"),
+        ("sglang", "cp", "attn_cp"),
+        ("sglang", "tp_size", "tp"),
+        ("sglang", "dp_size", "attn_dp"),
+        ("sglang", "--ep-size", "moe_ep"),
+        ("sglang", "attn_cp_size", "attn_cp"),
+        ("sglang", "tensor_parallel_size", "tp"),
+        ("vllm", "tensor_parallel_size", "tp"),
+        ("vllm", "data_parallel_size", "dp"),
+        ("vllm", "pipeline-parallel-size", "pp"),
+        ("vllm", "decode_context_parallel_size", "dcp"),
+        ("vllm", "ep", "moe"),
+        ("vllm", "enable_expert_parallel", "moe"),
+        ("vllm", "cp", "pcp"),
+        ("megatron", "tensor_model_parallel_size", "tp"),
+        ("megatron", "pipeline_model_parallel_size", "pp"),
+        ("megatron", "context_parallel_size", "cp"),
+        ("megatron", "expert_model_parallel_size", "ep"),
+        ("megatron", "dp", "world"),
+        ("megatron", "world_size", "world"),
+    ],
+)
+def test_what_the_engines_call_a_size_leads_to_its_name_here(system: str, asked: str, nearest: str) -> None:
+    with pytest.raises(LayoutError, match=f"nearest name: '{nearest}'"):
+        GroupMap.build(system, **{asked: 8})
+
+
+def test_a_name_that_is_not_the_same_thing_is_suggested_with_the_difference() -> None:
+    with pytest.raises(LayoutError) as refused:
+        GroupMap.build("vllm", tp=8, ep=8)
+    assert str(refused.value) == (
+        "vllm has no size 'ep'; known sizes: tp, pp, pcp, dcp, dp, ext_dp, moe, eplb, nodes, engram, elastic_ep, "
+        "world; nearest name: 'moe' (moe=true makes the expert groups, each dp*pcp*tp ranks wide)"
+    )
+
+
+def test_every_suggested_name_exists_and_none_hides_a_real_one() -> None:
+    assert set(NAMES) == set(SYSTEMS)
+    for system, names in NAMES.items():
+        assert set(names.values()) <= set(SYSTEMS[system].specs)
+        assert not set(names) & set(SYSTEMS[system].specs)
+
+
+def test_kinds_too_are_found_by_the_engines_names() -> None:
+    group_map = GroupMap.build("sglang", tp=8, moe_ep=4, attn_cp=2)
+    for asked, nearest in (("ep", "moe_ep"), ("cp", "attn_cp")):
+        with pytest.raises(LayoutError, match=f"nearest name: '{nearest}'"):
+            group_map.keys(asked)

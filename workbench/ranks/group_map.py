@@ -119,9 +119,12 @@ class GroupMap:
                 return self.aliases[kind]
             if kind in self.absent:
                 raise LayoutError(
-                    f"{self.system} has no {kind!r} groups with these sizes; {known_names(kind, self.kinds, 'kinds')}"
+                    f"{self.system} has no {kind!r} groups with these sizes; "
+                    f"{known_names(kind, self.kinds, 'kinds', self.system)}"
                 )
-        raise LayoutError(f"{show(kind)} is not a kind of this map; {known_names(kind, self.kinds, 'kinds')}")
+        raise LayoutError(
+            f"{show(kind)} is not a kind of this map; {known_names(kind, self.kinds, 'kinds', self.system)}"
+        )
 
     def keys(self, kind: str) -> tuple[GroupKey, ...]:
         """All groups of a kind in creation order. The keys carry the owning kind, so an alias gives equal keys."""

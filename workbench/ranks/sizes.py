@@ -10,6 +10,7 @@ from math import log
 from typing import Any, TypeGuard
 
 from workbench.errors import LayoutError
+from workbench.ranks.engine_names import find_engine_name, find_remark
 
 MAX_WORLD_SIZE = 1 << 17
 """The widest world a GroupMap describes: 131,072 ranks. A map holds every rank once for every kind in memory."""
@@ -45,7 +46,7 @@ def parse_sizes(system: str, specs: Mapping[str, SizeSpec], given: Mapping[str, 
     """Every size of `specs`, as given or by default. Raises LayoutError for unknown names and values of wrong form."""
     for name in given:
         if name not in specs:
-            raise LayoutError(f"{system} has no size {show(name)}; {known_names(name, specs, 'sizes')}")
+            raise LayoutError(f"{system} has no size {show(name)}; {known_names(name, specs, 'sizes', system)}")
     return {
         name: _parse(system, name, spec, given[name]) if name in given else spec.default for name, spec in specs.items()
     }
@@ -56,13 +57,16 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def known_names(asked: object, known: Iterable[str], what: str) -> str:
-    """'known sizes: ...; did you mean ...?' for an unknown name."""
+def known_names(asked: object, known: Iterable[str], what: str, system: str = "") -> str:
+    """'known sizes: ...; nearest name: ...' for an unknown name. What the system's own arguments mean by it goes
+    before likeness of letters."""
     names = list(known)
-    close = (
-        get_close_matches(asked.lower(), names, n=1, cutoff=0.5) if isinstance(asked, str) and len(asked) <= 64 else []
-    )
-    hint = f"; nearest name: {close[0]!r}" if close else ""
+    nearest = ""
+    if isinstance(asked, str) and len(asked) <= 64:
+        close = get_close_matches(asked.lower(), names, n=1, cutoff=0.5)
+        nearest = find_engine_name(system, asked, names) or (close[0] if close else "")
+    remark = find_remark(system, nearest)
+    hint = f"; nearest name: {nearest!r}{f' ({remark})' if remark else ''}" if nearest else ""
     return f"known {what}: {', '.join(names)}{hint}"
 
 
