@@ -251,4 +251,5 @@ def test_who_stands_in_an_exchange_that_others_stay_away_from_is_not_at_fault_fo
         step()
     cause, *symptoms = diagnose(made.trace())
     assert _said(cause) == (Kind.RENDEZVOUS_PARTIAL, (1, 2, 3), Certainty.LIKELY)
-    assert [_said(s) for s in symptoms] == [(Kind.MISSING_CALL, (0,), Certainty.IS)]
+    assert [_said(s) for s in symptoms] == [(Kind.MISSING_CALL, (0,), Certainty.LIKELY)]
+    assert [s.consequence for s in symptoms] == [True]

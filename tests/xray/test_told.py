@@ -37,6 +37,19 @@ def test_a_job_ended_at_the_deadline_says_so_where_the_late_rank_is_and_the_caus
 
 
 @pytest.mark.timeout(200)
+def test_the_ranks_behind_a_circle_are_told_as_its_victims(tmp_path: Path) -> None:
+    traced = workbench_trace(tmp_path, torchrun("pipeline_circle.py", ranks=4), deadline_s=4)
+    first, *others = traced.document["findings"]
+    assert (first["kind"], first["ranks"], first["certainty"]) == ("order-swap", [0, 1], "is"), traced.stderr
+    assert [2] in [f["ranks"] for f in others]
+    assert all(f["consequence"] and f["certainty"] == "likely" for f in others)
+    assert "by world rank 2 (follows from the above): " in traced.stderr
+    report = (traced.directory / "report.html").read_text()
+    assert "Follows from the above. World ranks it concerns: 2." in report
+    assert "World ranks at fault: 2." not in report
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_on_a_job_that_hangs_tells_where_its_ranks_stood(tmp_path: Path, times: int) -> None:
     command = [sys.executable, "-m", "workbench", "trace", "--out", "out", "--json", "verdict.json", "--"]

@@ -60,6 +60,7 @@ class Finding:
     message    what happened, in one sentence or two, with the calling function and line, and the exception's text
     evidence   the events it rests on, one line each
     fix        what to try
+    consequence  it follows from a finding above it: its ranks are at fault only if it outlives the repair of that one
     """
 
     code: str
@@ -70,6 +71,7 @@ class Finding:
     evidence: tuple[str, ...] = ()
     certainty: Certainty = Certainty.IS
     fix: str
+    consequence: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """All fields, in a fixed order."""
@@ -82,9 +84,11 @@ class Finding:
             "evidence": list(self.evidence),
             "certainty": self.certainty.value,
             "fix": self.fix,
+            "consequence": self.consequence,
         }
 
     def __str__(self) -> str:
         where = "" if self.group is None else f" on {group_words(self.group)}"
         at_fault = f" by {ranks_words(self.ranks)}" if self.ranks else ""
-        return f"{self.kind}{where}{at_fault} ({self.certainty}): {self.message} Try: {self.fix}"
+        known = "follows from the above" if self.consequence else self.certainty
+        return f"{self.kind}{where}{at_fault} ({known}): {self.message} Try: {self.fix}"

@@ -74,11 +74,10 @@ def _summary(verdict: Verdict, command: str, status: int | None) -> Section:
 def _finding(number: int, job: int, finding: Finding, late: Sequence[str]) -> Section:
     heading = f"{'First cause' if number == 1 else f'Finding {number}'}: {finding.kind}"
     heading += f", in job {job}" if job else ""
-    ranks = ", ".join(map(str, finding.ranks)) or "none"
     where = "" if finding.group is None else f" Group: {finding.group}."
     parts: list[Text | Code] = [
         Text(finding.message),
-        Text(f"World ranks at fault: {ranks}.{where} Certainty: {finding.certainty}. Rule: {finding.code}."),
+        Text(f"{_blame(finding)}.{where} Rule: {finding.code}."),
     ]
     code = source_lines((finding.message, *finding.evidence), most=8)
     if finding.evidence or code:
@@ -86,6 +85,13 @@ def _finding(number: int, job: int, finding: Finding, late: Sequence[str]) -> Se
     parts += [Text(f"{line}.") for line in late]
     parts.append(Text(f"Try: {finding.fix}"))
     return Section(heading, tuple(parts))
+
+
+def _blame(finding: Finding) -> str:
+    ranks = ", ".join(map(str, finding.ranks)) or "none"
+    if finding.consequence:
+        return f"Follows from the above. World ranks it concerns: {ranks}"
+    return f"World ranks at fault: {ranks}. Certainty: {finding.certainty}"
 
 
 def _ranks(verdict: Verdict) -> Section:

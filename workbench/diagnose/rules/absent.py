@@ -49,8 +49,11 @@ def rule(scene: Scene) -> Iterator[Claim]:
         led_to = set(circle)
     else:  # who stands in an exchange that the others stay away from is not at fault for what it does not send
         led_to = exchanging if len(exchanging) < len(circle) else set()
+    victims = _victims(waits, circle)
     for claim in claims:
-        yield replace(claim, weight=Weight.SYMPTOM) if led_to & set(claim.finding.ranks) else claim
+        blamed_ranks = set(claim.finding.ranks)
+        is_led = claim.finding.code.startswith("absent.") and blamed_ranks <= victims
+        yield replace(claim, weight=Weight.SYMPTOM) if led_to & blamed_ranks or is_led else claim
 
 
 def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
@@ -222,6 +225,15 @@ def _circle(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> tuple[int,
 def _waiting_among(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], world_rank: int) -> Iterator[int]:
     """Those whom the rank waits for that wait themselves."""
     return (r for r in waits[world_rank][1] if r in waits)
+
+
+def _victims(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], circle: Sequence[int]) -> set[int]:
+    """World ranks that are late because they wait, if over others, for the circle or for a rank that waits for none."""
+    held = {r for _, late in waits.values() for r in late if r not in waits} | set(circle)
+    victims: set[int] = set()
+    while more := {r for r, (_, late) in waits.items() if r not in held | victims and (held | victims) & set(late)}:
+        victims |= more
+    return victims
 
 
 def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
