@@ -36,8 +36,9 @@ def test_a_finding_as_json_has_all_fields_in_a_fixed_order() -> None:
         "evidence": ["one", "two"],
         "certainty": "likely",
         "fix": "agree on it",
+        "consequence": False,
     }
-    fields = ["code", "kind", "ranks", "group", "message", "evidence", "certainty", "fix"]
+    fields = ["code", "kind", "ranks", "group", "message", "evidence", "certainty", "fix", "consequence"]
     assert list(FINDING.to_json()) == fields
 
 
@@ -71,6 +72,38 @@ def test_a_finding_prints_on_one_line() -> None:
         ("CUDA error: operation not permitted when stream is capturing", "capture-collective"),
         ("INFO custom_all_reduce.py Registering 0 cuda graph addresses", "capture-count-mismatch"),
         ("RuntimeError: CUDA error: invalid argument in cudaIpcGetMemHandle", "handle-failure"),
+        (
+            "torch.distributed.DistBackendError: NCCL error: unhandled system error, NCCL version 2.27.3",
+            "peer-exception",
+        ),
+        (
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+            "peer-exception",
+        ),
+        (
+            "node1:4711:4822 [3] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2 failed",
+            "peer-exception",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has", "peer-exception"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "peer-exception"),
+        ("Fatal Python error: Segmentation fault", "peer-dead"),
+        ("failed (exitcode: -11) local_rank: 2 (pid: 4711) of binary: /usr/bin/python", "peer-dead"),
+        ("[rank1]:[E ProcessGroupNCCL.cpp:684] Some NCCL operations have failed or timed out. Due to", "missing-call"),
+        (
+            "WARNING Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.",
+            "path-divergence",
+        ),
+        (
+            "WARNING Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs.",
+            "path-divergence",
+        ),
+        ("Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'", "handle-failure"),
+        ("[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 64 vs 32", "shape-mismatch"),
+        ("[Errno 98] Address already in use", "environment"),
+        (
+            "torch.distributed.DistStoreError: Timed out after 31 seconds waiting for clients. 1/2 joined.",
+            "store-timeout",
+        ),
         ("Ranks 2 failed to pass monitoredBarrier in 2000 ms", "rendezvous-partial"),
     ],
 )
@@ -80,6 +113,34 @@ def test_lines_that_people_search_for_are_known(line: str, kind: str) -> None:
     assert explanation.kind == kind
     assert explanation.to_json()["kind"] == kind
     assert explanation.fix in str(explanation)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("Custom allreduce is disabled because your platform lacks GPU P2P capability", "custom-disabled-p2p"),
+        (
+            "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs",
+            "custom-disabled-pcie",
+        ),
+        ("Custom allreduce is disabled due to an unsupported world size: 3.", "custom-disabled"),
+        ("custom_all_reduce.cuh:37 invalid argument", "custom-invalid-argument"),
+        ("NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000", "driver"),
+        ("Signal 11 (SIGSEGV) received by PID 4711", "segfault"),
+        ("Signal 9 (SIGKILL) received by PID 4711", "unresponsive"),
+    ],
+)
+def test_of_several_entries_the_one_that_says_most_is_given(line: str, code: str) -> None:
+    explanation = explain_log_line(line)
+    assert explanation is not None
+    assert explanation.code == code
+
+
+def test_a_connection_that_ended_is_told_as_a_consequence_and_each_sentence_ends() -> None:
+    explanation = explain_log_line("recvValue failed: Connection reset by peer")
+    assert "This line is a consequence" in str(explanation)
+    assert "Try: look at the output of the other ranks first" in str(explanation)
+    assert str(explanation).endswith("puts the first cause first. Read on: notebooks/07_xray.ipynb")
 
 
 @pytest.mark.parametrize("line", ["", "step 100 loss 2.31", "INFO: Started server process [4711]", "timeout=60"])

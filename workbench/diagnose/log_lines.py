@@ -32,7 +32,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.says} Try: {self.fix} Read on: notebooks/{self.notebook}.ipynb"
+        return f"{self.kind}: {self.says} Try: {self.fix}. Read on: notebooks/{self.notebook}.ipynb"
 
 
 def explain_log_line(text: str) -> Explanation | None:
