@@ -105,7 +105,9 @@ def test_the_demo_runs_two_at_once_and_each_writes_its_own_report(tmp_path: Path
         assert result["bit_equal"]
         assert 0 <= result["max_error"] <= 2**-8
         assert result["fused_us"] > 0
+        assert result["steps_us"] > 0
         assert result["unfused_us"] > 0
+    assert document["compared"]["unfused"] == "gloo's all-reduce over TCP, then an add, then torch's RMSNorm"
     report = Path(document["report"])
     assert report == tmp_path / "workbench-demo" / "report.html"
     assert report.stat().st_mode & 0o077 == 0
@@ -257,7 +259,8 @@ def test_without_a_compiler_the_demo_says_why_the_fast_path_was_not_taken(
     status, out, err = finish(start("--ranks", "2", "--tokens", "1", "--hidden", "64", "--rounds", "1", cwd=tmp_path))
     assert status == 0, err
     assert [line.partition(";")[0] for line in out.splitlines()].count(told) == 1
-    assert "speed-up" in out.splitlines()[0]
+    assert out.splitlines()[0].endswith("fused us  steps us  unfused us  by fusing  speed-up")
+    assert "by fusing: steps / fused, the same transport, so fusing alone" in out
     assert "CXX=&#x27;no-such-compiler" in (tmp_path / "workbench-demo" / "report.html").read_text()
 
 

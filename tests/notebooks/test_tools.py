@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,14 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from workbench.errors import ResourceError
-from workbench.notebooks import add_twins, clean_notebook, copy_notebooks, find_browser, find_notebooks
+from workbench.notebooks import (
+    add_twins,
+    clean_notebook,
+    copy_notebooks,
+    find_browser,
+    find_notebooks,
+    notebook_html,
+)
 from workbench.ranks import GroupMap
 from workbench.views import PLOTLY, show_group_map
 
@@ -57,6 +66,36 @@ def test_figures_without_a_browser_are_an_error_that_says_what_to_do(monkeypatch
     with pytest.raises(ResourceError, match=r"1 figures and no Chromium.*BROWSER_PATH"):
         add_twins(with_figure())
     assert add_twins(new_notebook()) == 0
+
+
+def test_a_page_has_live_figures_and_asks_the_network_for_nothing(tmp_path: Path) -> None:
+    notebook = with_figure()
+    notebook["cells"][0]["outputs"][0]["data"][PLOTLY]["layout"]["title"]["text"] = "</script><b>out</b>"
+    page = notebook_html(notebook, title="map")
+    assert "<title>map</title>" in page
+    assert "Plotly.newPlot('figure-0'" in page
+    assert "<b>out</b>" not in page
+    assert 'src="http' not in page
+    assert 'rel="stylesheet"' not in page
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("no Chromium or Chrome on this machine; install one or set BROWSER_PATH to see the page drawn")
+    (tmp_path / "map.html").write_text(page)
+    address = (tmp_path / "map.html").as_uri()
+    headless = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+    done = subprocess.run([*headless, "--dump-dom", address], capture_output=True, text=True, timeout=90, check=True)
+    assert 'class="main-svg"' in done.stdout
+
+
+def test_the_command_writes_a_page_and_leaves_the_notebook_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "map.ipynb"
+    nbformat.write(with_figure(), path)
+    before = path.read_bytes()
+    command = [sys.executable, "-m", "workbench.notebooks", "--html", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    assert done.stdout == f"{tmp_path / 'map.html'}: a page with live figures\n"
+    assert "Plotly.newPlot('figure-0'" in (tmp_path / "map.html").read_text()
+    assert path.read_bytes() == before
 
 
 def test_copies_never_write_over_a_file_that_is_there(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_rank_that_others_await_while_it_is_inside_another_call_is_labelled_wi
     assert awaited["width"] > named(lanes, "cp")[2]["width"]
     assert names.index("awaited in another call") > max(n for n, name in enumerate(names) if name in ("tp", "cp"))
     (label,) = drawn(lanes)["layout"]["annotations"]
-    assert (label["y"], label["text"]) == (1, "inside all_reduce; ranks 0,2 in all_reduce wait for it")
+    assert (label["y"], label["text"]) == (1, "inside all_reduce; awaited by ranks 0,2 in all_reduce")
     assert "rank 1, which never came; rank 1 is inside all_reduce #1 on cp[1,3]" in lanes_text(lanes)
 
 

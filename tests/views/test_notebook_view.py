@@ -61,5 +61,14 @@ def test_the_newest_calls_fill_the_picture_whatever_the_record_holds_after_them(
     assert repr(show_lanes(still, newest=1)).startswith("3 ranks, 1 call, 75.5 ms; 1 still open")
 
 
+def test_where_no_plotly_is_drawn_the_text_says_how_to_get_the_picture() -> None:
+    shown = show_lanes(hanging())
+    told = shown._repr_mimebundle_()["text/plain"]
+    assert told.startswith(repr(shown))
+    assert told.endswith("`python -m workbench.notebooks --html FILE.ipynb` writes a page with the figures)")
+    assert "--html" not in repr(shown)
+    assert "--html" not in str(show_table(("a",), [(1,)])._repr_mimebundle_())
+
+
 def test_a_group_has_the_colour_of_its_kind() -> None:
     assert kind_colour("attn_cp[0,2]") == kind_colour("attn_cp") == "#E69F00"

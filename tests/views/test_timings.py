@@ -28,6 +28,12 @@ def test_bars_say_the_samples() -> None:
     assert "<b>" not in figure.to_json().replace("<br>", "")
 
 
+def test_steps_are_drawn_in_a_pale_tone_of_the_kind_between_fused_and_grey() -> None:
+    """The blue of tp is 0072B2."""
+    figure = timings_figure([_sample("tp", v, 1, 10.0) for v in ("fused", "steps", "unfused")])
+    assert [b.marker.color[0] for b in figure.data] == ["#0072B2", "#8cc0dc", "#A0A4AB"]
+
+
 def test_the_text_twin_has_a_line_a_sample() -> None:
     lines = timings_text(SAMPLES).splitlines()
     assert len(lines) == 1 + len(SAMPLES)

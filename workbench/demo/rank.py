@@ -17,7 +17,7 @@ from workbench.demo.check import EPS, check_capture, check_group, make_inputs
 from workbench.demo.directory import write_private
 from workbench.demo.spec import DemoSpec
 from workbench.launch import PROGRESS, end_with_starter
-from workbench.measure import Unfused, alternate
+from workbench.measure import Steps, Unfused, alternate
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
 
@@ -111,6 +111,7 @@ def _measure(session: Session, kind: str, spec: DemoSpec) -> list[dict[str, Any]
         )
         x = session.empty(tuple(inputs.x.shape), dtype, group=kind)
         x.copy_(inputs.x)
+        steps = Steps(session, kind, x, inputs.residual, inputs.weight, eps=EPS)
         unfused = Unfused(session, kind, inputs.x, inputs.residual, inputs.weight, eps=EPS)
 
         def fused(x: torch.Tensor = x, inputs: Any = inputs) -> None:
@@ -120,14 +121,14 @@ def _measure(session: Session, kind: str, spec: DemoSpec) -> list[dict[str, Any]
         timed = alternate(
             session,
             kind,
-            {"fused": (lambda: None, fused), "unfused": (unfused.reset, unfused)},
+            {"fused": (lambda: None, fused), "steps": (lambda: None, steps), "unfused": (unfused.reset, unfused)},
             tokens=tokens,
             calls=calls,
             rounds=spec.rounds,
         )
         everyone = _world(session, [sample.to_json() for sample in timed])
         rows += [max((e[i] for e in everyone), key=lambda s: s["median_us"]) for i in range(len(timed))]
-        del x  # its memory goes back to the workspace
+        del x, steps  # its memory goes back to the workspace
     return rows
 
 

@@ -70,12 +70,12 @@ def _last_lines(log: Path) -> list[str]:
 
 
 def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document. `fused_us` and `unfused_us` of a kind are medians at `tokens`, its first token count."""
+    """The JSON document. `fused_us`, `steps_us` and `unfused_us` of a kind are medians at `tokens`, its first count."""
     groups = {}
     for kind, result in found["kinds"].items():
         head = {s["variant"]: s["median_us"] for s in result["samples"] if s["tokens"] == spec.tokens[0]}
-        times = {"tokens": spec.tokens[0], "fused_us": head["fused"], "unfused_us": head["unfused"]}
-        groups[kind] = {**result, **times}
+        times = {f"{variant}_us": head[variant] for variant in ("fused", "steps", "unfused")}
+        groups[kind] = {**result, "tokens": spec.tokens[0], **times}
     crowded = _crowding(spec, world_size)
     return {
         "schema": 1,
@@ -88,8 +88,19 @@ def _document(spec: DemoSpec, world_size: int, found: dict[str, Any]) -> dict[st
         "hidden": spec.hidden,
         "dtype": spec.dtype,
         "ok": all(g["ok"] and g["replay_exact"] for g in groups.values()),
+        "compared": _compared(spec.device),
         "notes": [*_rejections(groups), *([crowded] if crowded else [])],
         "groups": groups,
+    }
+
+
+def _compared(device: str) -> dict[str, str]:
+    """What each time is of: its path and its transport."""
+    library = "gloo's all-reduce over TCP" if device == "cpu" else "NCCL's all-reduce"
+    return {
+        "fused": "all-reduce, add and RMSNorm in one call, on the path named",
+        "steps": "that path's all-reduce, then an add, then torch's RMSNorm",
+        "unfused": f"{library}, then an add, then torch's RMSNorm",
     }
 
 

@@ -21,7 +21,7 @@ from workbench.measure.spec import FusedSpec
 from workbench.measure.subgroups import time_subgroups
 from workbench.measure.timing import SessionMeeting, alternate
 from workbench.measure.tuned import NothingWonError, tuned_table
-from workbench.measure.unfused import Unfused
+from workbench.measure.unfused import Steps, Unfused
 from workbench.measure.virtual_ranks import VirtualRun, check_virtual_ranks, recorded_virtual_run
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Published",
     "Rates",
     "SessionMeeting",
+    "Steps",
     "Unfused",
     "VirtualRun",
     "Work",

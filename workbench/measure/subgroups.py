@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from workbench.measure.timing import Variant, alternate
-from workbench.measure.unfused import Unfused
+from workbench.measure.unfused import Steps, Unfused
 from workbench.runtime import Session
 from workbench.trace import Sample
 
-VARIANTS = ("fused", "unfused", "broadcast")
+VARIANTS = ("fused", "steps", "unfused", "broadcast")
 EPS = 1e-6
 
 
@@ -32,12 +32,13 @@ def time_subgroups(
     """Times of every group of each kind, for each number of tokens, after a check that the paths agree.
 
     fused      session.all_reduce_add_rms_norm
-    unfused    the library's all-reduce, an add, torch's RMSNorm
+    steps      session.all_reduce, an add, torch's RMSNorm: the same transport, so the difference is fusion alone
+    unfused    the library's all-reduce (gloo over TCP, or NCCL), an add, torch's RMSNorm: another transport too
     broadcast  torch's broadcast of the same x from the group's first member
     `kind` of a sample is the group itself, such as "tp[0,1]". The variants take turns; the slowest member counts. The
     groups of a kind run at the same time.
     Collective: every rank of the session, all in the kinds; the result is the same on each.
-    Raises: ArithmeticError if the fused and the unfused sums differ by more than roundings; ValueError for an unknown
+    Raises: ArithmeticError if the fused and the other sums differ by more than roundings; ValueError for an unknown
     variant.
     """
     unknown = sorted(set(variants) - set(VARIANTS))
@@ -67,16 +68,17 @@ def _paths(session: Session, kind: str, shape: tuple[int, int], dtype: torch.dty
     x.copy_(torch.randn(shape, generator=seeded))
     residual = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(x)
     weight = torch.ones(shape[1], dtype=dtype, device=x.device)
+    steps = Steps(session, kind, x, residual, weight, eps=EPS)
     unfused = Unfused(session, kind, x, residual, weight, eps=EPS)
 
     def fused() -> Any:
         return session.all_reduce_add_rms_norm(x, residual, weight, eps=EPS, group=kind)
 
     wanted = fused()
-    _, plain = unfused()
     roundings = 4 * session.group(kind).size * torch.finfo(dtype).eps  # the library rounds at each addition
-    if not torch.allclose(wanted.residual.float(), plain.float(), rtol=roundings, atol=roundings):
-        raise ArithmeticError(f"{session.group(kind)}: the fused and the unfused residual differ; nothing is timed")
+    for name, (_, plain) in {"steps": steps(), "unfused": unfused()}.items():
+        if not torch.allclose(wanted.residual.float(), plain.float(), rtol=roundings, atol=roundings):
+            raise ArithmeticError(f"{session.group(kind)}: the residuals of fused and {name} differ; nothing is timed")
     unfused.reset()
     root = session.group(kind).world_rank(0)
     sent = x.clone()
@@ -84,7 +86,12 @@ def _paths(session: Session, kind: str, shape: tuple[int, int], dtype: torch.dty
     def broadcast() -> None:
         dist.broadcast(sent, src=root, group=session.torch_group(kind))
 
-    return {"fused": (_nothing, fused), "unfused": (unfused.reset, unfused), "broadcast": (_nothing, broadcast)}
+    return {
+        "fused": (_nothing, fused),
+        "steps": (_nothing, steps),
+        "unfused": (unfused.reset, unfused),
+        "broadcast": (_nothing, broadcast),
+    }
 
 
 def _nothing() -> None:

@@ -284,7 +284,7 @@ class _Drawing:
     def _await(self, lane: int, start: float, end: float, inside: Call, call: Call) -> None:
         self._awaited.add(lane, start, end)
         if len(self._labels) < _MOST_LABELS:
-            text = f"inside {escape(inside.op)}; {who(call.waiting)} in {escape(call.op)} wait for it"
+            text = f"inside {escape(inside.op)}; awaited by {who(call.waiting)} in {escape(call.op)}"
             box = {"bgcolor": "#FFFFFF", "bordercolor": theme.ALARM, "borderpad": 1}
             at = {"x": round((start + end) / 2, 3), "y": lane, "showarrow": False}
             self._labels.setdefault(lane, {"text": text, "font": {"color": "#333333", "size": 11}, **box, **at})
@@ -369,7 +369,8 @@ class _Drawing:
 def _looks(colour: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Markers of a bar that waits, one that is inside after all came, and one that never left: pale, full, striped."""
     edge = {"color": colour, "width": 1}
-    stripes = {"shape": "/", "fgcolor": colour, "bgcolor": theme.fade(colour, 0.1), "size": 10, "solidity": 0.5}
+    stripes: dict[str, Any] = {"shape": "/", "fgcolor": colour, "bgcolor": theme.fade(colour, 0.1), "size": 10}
+    stripes |= {"solidity": 0.5, "fgopacity": 0.8}
     pale = {"color": theme.fade(colour, 0.25), "line": edge}
     return pale, {"color": colour, "line": edge}, pale | {"pattern": stripes}
 

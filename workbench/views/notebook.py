@@ -25,6 +25,9 @@ PLOTLY = "application/vnd.plotly.v1+json"
 """The MIME type of a figure's JSON: JupyterLab, VS Code and nbclient know it."""
 
 
+_HINT = "(no picture here: `python -m workbench.notebooks --html FILE.ipynb` writes a page with the figures)"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Shown:
     """One thing to show: data by MIME type. Its text is always there, for terminals, screen readers and comparisons."""
@@ -32,7 +35,8 @@ class Shown:
     data: dict[str, Any]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:  # noqa: ARG002  # IPython's
-        return self.data
+        """A figure's text ends with how to get its picture, for exports that draw no plotly."""
+        return self.data | {"text/plain": f"{self!r}\n\n{_HINT}"} if PLOTLY in self.data else self.data
 
     def __repr__(self) -> str:
         return str(self.data["text/plain"])

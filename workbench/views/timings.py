@@ -1,4 +1,4 @@
-"""The picture of measured times: fused beside unfused, a panel for each number of tokens, a pair of bars a kind."""
+"""The picture of measured times: fused beside others, a panel for each number of tokens, a few bars a kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ MOST_MEMBERS = 8
 
 
 def timings_figure(samples: Sequence[Sample]) -> go.Figure:
-    """Bars on a logarithmic axis: the kind's colour for the fused path, grey for the others; whiskers: all rounds."""
+    """Bars on a logarithmic axis: the kind's colour for the fused path, pale for the same in steps, grey for others.
+
+    Whiskers: all rounds.
+    """
     tokens = sorted({s.tokens for s in samples})
     kinds = list(dict.fromkeys(s.kind for s in samples))
     variants = list(dict.fromkeys(s.variant for s in samples))
@@ -44,7 +47,7 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
                     "color": theme.INK,
                     "thickness": 1,
                 },
-                marker={"color": [theme.kind_colour(s.kind) for s in rows] if first else "#A0A4AB"},
+                marker={"color": [_colour(s, fused=first) for s in rows]},
                 name=f"{escape(variant)}, in the colour of its kind" if first else escape(variant),
                 legendgroup=variant,
                 showlegend=column == 1,
@@ -70,6 +73,12 @@ def timings_text(samples: Sequence[Sample]) -> str:
         for s in samples
     ]
     return "\n".join(lines)
+
+
+def _colour(sample: Sample, *, fused: bool) -> str:
+    if fused:
+        return theme.kind_colour(sample.kind)
+    return theme.mix(theme.kind_colour(sample.kind), "#FFFFFF", 0.55) if sample.variant == "steps" else "#A0A4AB"
 
 
 def _ticks(samples: Sequence[Sample]) -> str:
