@@ -63,3 +63,41 @@ def test_a_long_text_of_an_exception_is_one_line_and_told_once() -> None:
 
 def test_a_text_without_end_is_cut() -> None:
     assert error_words("ValueError: " + "x" * 1000) == "ValueError: " + "x" * 385 + "..."
+
+
+def test_those_who_came_and_wait_are_named_once_and_the_ended_do_not_still_wait() -> None:
+    made = Made(4)
+    for r in (0, 1):
+        made.begin(r, "barrier", WORLD)
+    made.exit(2, 3)
+    made.pause(6)
+    first = diagnose(made.trace(), now_ns=made.now_ns, deadline_s=5)[0]
+    assert ": world ranks 0,1 came and still wait after 6.0 s, world ranks 2,3 never did." in first.message
+    made.exit(1, status=1)
+    made.exit(0, status=-15)
+    over = next(f for f in diagnose(made.trace()) if f.ranks == (2, 3))
+    assert ": world ranks 0,1 came and waited until their end, world ranks 2,3 never did." in over.message
+    assert "still wait" not in over.message
+
+
+def test_of_some_who_wait_others_only_came() -> None:
+    made = Made(3)
+    trio = group("world", 0, 1, 2)
+    made.begin(0, "barrier", trio)
+    made.call(1, "barrier", trio, error="RuntimeError: lost")
+    made.exit(1, status=1)
+    made.exit(2)
+    made.pause(6)
+    first = next(f for f in diagnose(made.trace(), now_ns=made.now_ns, deadline_s=5) if f.ranks == (2,))
+    assert ": world ranks 0,1 came, world rank 0 still waits after 6.0 s, world rank 2 never did." in first.message
+
+
+def test_an_exception_without_a_text_is_named_and_the_sentence_ends() -> None:
+    made = Made(2)
+    pair = group("world", 0, 1)
+    begun = made.begin(0, "barrier", pair)
+    made.exit(1)
+    made.end(begun, "KeyboardInterrupt: ")
+    first = diagnose(made.trace())[0]
+    assert first.message.endswith(" It raised KeyboardInterrupt.")
+    assert " It raised KeyboardInterrupt. Try: " in str(first)

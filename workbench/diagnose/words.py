@@ -54,17 +54,18 @@ def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:
 
 
 def raised(calls: Iterable[RankCall]) -> str:
-    """' It raised ...', with each text once; '' if nothing was raised."""
+    """' It raised ....', with each text once; '' if nothing was raised."""
     texts: dict[str, str] = {}
     for call in calls:
         if call.end is not None and call.end.error:
             texts.setdefault(without_address(call.end.error), error_words(call.end.error))
-    return f" It raised {'; '.join(texts.values())}" if texts else ""
+    told = "; ".join(texts.values())
+    return f" It raised {told}{'' if told.endswith(('.', '!', '?')) else '.'}" if told else ""
 
 
 def error_words(text: str) -> str:
     """An exception's text on one line, without the stack of C++ that torch adds to it."""
-    line = " ".join(_CPP_STACK.split(text, maxsplit=1)[0].split())
+    line = " ".join(_CPP_STACK.split(text, maxsplit=1)[0].split()).removesuffix(":")  # one that says nothing
     return line if len(line) <= _MOST_ERROR else f"{line[: _MOST_ERROR - 3]}..."
 
 

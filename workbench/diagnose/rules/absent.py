@@ -87,11 +87,7 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
     event = meeting.first.event
     is_first = not any(r in m.came or r in m.unknown for m in meetings[:place] for r in blamed)
     rendezvous = is_first or event.op in EXCHANGES or event.op == "monitored_barrier"
-    waiting = [r for r, c in meeting.came.items() if scene.waits(c)]
-    told = [f"{ranks_words(meeting.came)} came"]
-    if waiting:
-        waited_s = (scene.end_ns - event.time_ns) / 1e9
-        told.append(f"{ranks_words(waiting)} still wait{'s' * (len(waiting) == 1)} after {waited_s:.1f} s")
+    told = _who_came(scene, meeting)
     told.append(f"{ranks_words(blamed)} never did" if meeting.missing else f"nothing is known of {ranks_words(blamed)}")
     lead, default, fix = "", "", _FIX
     meant = _forgotten(scene, meeting, blamed)
@@ -113,6 +109,21 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
         weight=Weight.SYMPTOM if all(_has_own_trouble(scene, r) for r in blamed) else Weight.CAUSE,
         fix=fix,
     )
+
+
+def _who_came(scene: Scene, meeting: Meeting) -> list[str]:
+    """Who came to the call; who of them still waits in it, or did until its end."""
+    came = ranks_words(meeting.came)
+    waiting = [r for r, c in meeting.came.items() if scene.waits(c)]
+    ended = [r for r in waiting if scene.ranks[r].exit is not None]
+    alive = [r for r in waiting if r not in ended]
+    waited_s = (scene.end_ns - meeting.first.event.time_ns) / 1e9
+    still = f"still wait{'s' if len(alive) == 1 else ''} after {waited_s:.1f} s"
+    until = f"waited until {'its' if len(ended) == 1 else 'their'} end"
+    told = [(ranks, words) for ranks, words in ((alive, still), (ended, until)) if ranks]
+    if len(told) == 1 and len(waiting) == len(meeting.came):
+        return [f"{came} came and {told[0][1]}"]
+    return [f"{came} came", *(f"{ranks_words(ranks)} {words}" for ranks, words in told)]
 
 
 def _forgotten(scene: Scene, meeting: Meeting, blamed: Sequence[int]) -> GroupInfo | None:
@@ -190,15 +201,17 @@ def made_between(calls: Sequence[RankCall], call: RankCall) -> int:
 def _unpaired(scene: Scene, call: RankCall, peer: int) -> Claim:
     event = call.event
     counterpart = COUNTERPART[event.op]
-    waited_s = (scene.end_ns - event.time_ns) / 1e9
+    call_made = f"{call_words(event)} for world rank {peer}"
+    waits = f"waits in {call_made}, {(scene.end_ns - event.time_ns) / 1e9:.1f} s"
+    if scene.ranks[event.world_rank].exit is not None:
+        waits = f"waited in {call_made} until its end"
     return Claim.about(
         [call],
         code="absent.peer",
         kind=Kind.MISSING_CALL,
         ranks=(peer,),
         absent=(peer,),
-        message=f"world rank {event.world_rank} waits in {call_words(event)} for world rank {peer}, {waited_s:.1f} s; "
-        f"no {counterpart} of {peer} is left for it. {_whereabouts(scene, peer)}.",
+        message=f"world rank {event.world_rank} {waits}; no {counterpart} of {peer} is left for it. {_whereabouts(scene, peer)}.",
         certainty=_certainty(scene, (peer,), True),
         fix=f"let world rank {peer} make the {counterpart} for it, in the same order as its other calls",
     )
