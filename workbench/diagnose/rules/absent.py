@@ -211,7 +211,8 @@ def _unpaired(scene: Scene, call: RankCall, peer: int) -> Claim:
         kind=Kind.MISSING_CALL,
         ranks=(peer,),
         absent=(peer,),
-        message=f"world rank {event.world_rank} {waits}; no {counterpart} of {peer} is left for it. {_whereabouts(scene, peer)}.",
+        message=f"world rank {event.world_rank} {waits}; no {counterpart} of {peer} is left for it. "
+        f"{_whereabouts(scene, peer)}.",
         certainty=_certainty(scene, (peer,), True),
         fix=f"let world rank {peer} make the {counterpart} for it, in the same order as its other calls",
     )
