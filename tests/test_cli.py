@@ -170,3 +170,34 @@ def test_machine_names_complete_and_then_files() -> None:
         "plain,gb200-4x4-two-cliques",
     ]
     assert complete("workbench why sglang --machine ./m") == ["file,./m"]
+
+
+def test_a_machines_file_starts_from_a_shown_one(tmp_path: Path) -> None:
+    shown = run("why", "--show-machine", "h200x8-nomc")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    document = json.loads(shown.stdout)
+    assert (document["schema"], document["gpus_per_node"], document["multicast"]) == (1, 8, False)
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**document, "name": "mine"}))
+    sizes = ("--size", "tp=8", "--hidden", "4096", "--tokens", "64")
+    assert "\non mine (simulated): " in run("why", "sglang", *sizes, "--machine", str(file)).stdout
+    unknown = run("why", "--show-machine", "h200x8")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.endswith("nearest name: 'h200x8-nomc'\n")
+
+
+def test_the_help_of_why_names_every_simulated_machine() -> None:
+    from workbench.fabric import SIMULATED
+
+    told = " ".join(run("why", "--help").stdout.split())
+    assert f"A simulated machine ({', '.join(SIMULATED)}), or a JSON file" in told
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia*")), reason="says what a machine without a GPU driver says")
+def test_a_host_without_a_gpu_has_no_machine_to_write_and_is_told_where_to_start(tmp_path: Path) -> None:
+    done = run("doctor", "--machine", str(tmp_path / "mine.json"))
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr == (
+        "workbench: no GPU to describe on this host; `workbench why --show-machine h100x8` prints a simulated machine "
+        "to start from\n"
+    )

@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from workbench.bench import NumberRange, check_place, device_option, make_directory, measure, tune, write_whole
 from workbench.errors import WorkbenchError
+from workbench.fabric import SIMULATED, read_machine
 from workbench.version import VERSION
 from workbench.xray import diagnose, trace
 
@@ -93,10 +94,15 @@ class SizesType(click.ParamType):  # type: ignore[type-arg] # generic from click
 
 def _complete_machine(_context: click.Context, _option: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The names of simulated machines, else files."""
-    from workbench.fabric import SIMULATED
-
     names = [CompletionItem(name) for name in SIMULATED if name.startswith(incomplete)]
     return names or [CompletionItem(incomplete, type="file")]
+
+
+def _show_machine(context: click.Context, _option: click.Parameter, name: str | None) -> None:
+    """Ends the command: a machine's description stands alone on stdout."""
+    if name is not None and not context.resilient_parsing:
+        click.echo(json.dumps(read_machine(name).to_json(), indent=2))
+        context.exit()
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -230,7 +236,17 @@ def groups(
     "--machine",
     required=True,
     shell_complete=_complete_machine,
-    help="A simulated machine such as gb200-4x4, or a JSON file.",
+    help=f"A simulated machine ({', '.join(SIMULATED)}), or a JSON file; see --show-machine.",
+)
+@click.option(
+    "--show-machine",
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_show_machine,
+    shell_complete=_complete_machine,
+    help="Print the JSON of this machine, to make a file of your own from, and end. "
+    "`workbench doctor --machine FILE` writes the one of this host.",
 )
 @click.option("--hidden", type=click.IntRange(1, 1 << 20), required=True, help="Hidden size.")
 @click.option("--tokens", type=click.IntRange(0, 1 << 24), required=True, help="Tokens of one call.")
@@ -266,6 +282,7 @@ def why(
 
     \b
       workbench why sglang --size tp=16 --machine gb200-4x4 --hidden 7168 --tokens 1
+      workbench why --show-machine h100x8 > my-node.json
       workbench why sglang --size tp=8 --machine my-node.json --hidden 4096 --tokens 64 --model Qwen3Moe
     """
     from workbench.why import explain
@@ -292,11 +309,24 @@ def why(
 
 
 @cli.command()
+@click.option(
+    "--machine",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Only write what this host's GPUs and links are to this JSON file, for `workbench why --machine`.",
+)
 @_json
-def doctor(as_json: bool) -> None:
+def doctor(machine: Path | None, as_json: bool) -> None:
     """What this machine offers, what is missing, what earlier runs left behind. Exit 3 if something needs a hand."""
-    from workbench.doctor import examine, show_findings
+    from workbench.doctor import examine, probe_machine, show_findings
 
+    if machine is not None:
+        check_place(machine)
+        found = probe_machine().to_json()
+        write_whole(machine, json.dumps(found, indent=2) + "\n")
+        _say(f"wrote {machine}")
+        if as_json:
+            click.echo(json.dumps(found))
+        return
     rows = examine()
     if as_json:
         click.echo(json.dumps({"schema": 1, "rows": [r.to_json() for r in rows]}))

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from workbench.backends import build, segments
 from workbench.defects import FLASHINFER, NCCL, known_defects
 from workbench.errors import ArgumentError
+from workbench.fabric import Machine, describe_host
 from workbench.launch import ClusterRecord, find_records, find_survivors, stop_survivors
 from workbench.xray import find_py_spy
 
@@ -65,6 +67,31 @@ def show_findings(rows: tuple[Row, ...]) -> str:
         if row.advice:
             lines.append(f"  {'':<{width}}  -> {row.advice}")
     return "\n".join(lines)
+
+
+def probe_machine() -> Machine:
+    """This host's GPUs as a machine for `workbench why`. Takes seconds a GPU, and a context on each meanwhile.
+
+    Local.   Raises: ArgumentError where torch finds no GPU.
+    """
+    import torch
+
+    from workbench.runtime.probe import probe_facts
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ArgumentError(
+            "no GPU to describe on this host; `workbench why --show-machine h100x8` prints a simulated machine to "
+            "start from"
+        )
+    facts = []
+    for index in range(count):
+        with torch.cuda.device(index):
+            facts.append(probe_facts(index, device="cuda"))
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).strip("-._")[:64] or "this-host"
+    notes = "; ".join(dict.fromkeys(note for f in facts for note in f.notes))
+    about = "probed by workbench doctor" + (f" ({notes})" if notes else "")
+    return describe_host(facts, name=name, about="".join(c if c.isprintable() else " " for c in about)[:400])
 
 
 def clean_up(cluster: str | None = None) -> dict[str, Any]:

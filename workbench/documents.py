@@ -92,6 +92,13 @@ class Document:
         """The names of all fields, for objects whose names are data."""
         return tuple(self._fields)
 
+    def require(self, *names: str, advice: str = "") -> None:
+        """Raise if fields are missing, with all that are, and with `advice`."""
+        missing = [repr(name) for name in names if name not in self._fields]
+        if missing:
+            fields = f"field {missing[0]} is" if len(missing) == 1 else f"fields {', '.join(missing)} are"
+            raise ArgumentError(f"{self.where}: {fields} missing{f'; {advice}' if advice else ''}")
+
     def has(self, name: str) -> bool:
         return name in self._fields
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ArgumentError, WorkbenchError
-from workbench.fabric import SIMULATED, Allocator, Fabric, Machine, read_machine, simulated
+from workbench.fabric import SIMULATED, Allocator, Fabric, Machine, describe_host, read_machine, simulated
 from workbench.ranks import GroupKey
 
 SMALL: dict[str, Any] = {"schema": 1, "name": "mine", "nodes": 2, "gpus_per_node": 2, "arch": "sm90", "nvlink": "all"}
@@ -91,6 +91,52 @@ def test_a_users_file_may_leave_most_out_and_say_what_single_ranks_have_otherwis
     fabric = whole(machine)
     assert fabric.p2p.reason == "peer access from world rank 1 to world rank 0 fails (simulated)"
     assert fabric.one_clique.reason.startswith("world rank 3 in no NVLink clique")
+
+
+@pytest.mark.parametrize("name", ["h100x8", "h200x8-nomc", "h200x2", "b200x8", "pcie-pairs"])
+def test_a_host_is_described_from_what_its_gpus_say_of_themselves(name: str) -> None:
+    machine = simulated(name)
+    facts = [machine.facts_of(rank) for rank in range(machine.num_devices)]
+    assert describe_host(facts, name=machine.name, about=machine.about) == machine
+
+
+def test_gpus_of_one_host_that_differ_are_told_apart_and_several_hosts_are_refused() -> None:
+    change = {"differing": {"1": {"arch": "sm100", "multicast": True}, "3": {"allocator": "vmm-fabric"}}}
+    machine = Machine.from_json({**SMALL, "nodes": 1, "gpus_per_node": 4, "nvlink": [[0, 2, 3]], **change})
+    facts = [machine.facts_of(rank) for rank in range(4)]
+    told = describe_host(facts, name="mine", about="probed").to_json()
+    assert (told["nvlink"], told["differing"]) == ([[0, 2, 3]], change["differing"])
+    assert Machine.from_json(told).to_json() == told
+    two = simulated("ib-2x8")
+    with pytest.raises(ArgumentError, match="GPUs of one host make a description; these are 16 ranks on 2 hosts"):
+        describe_host([two.facts_of(rank) for rank in range(16)], name="mine", about="probed")
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({}, "fields 'schema', 'name', 'nodes', 'gpus_per_node', 'arch' are missing"),
+        ({"schema": 1, "name": "mine", "arch": "sm90"}, "fields 'nodes', 'gpus_per_node' are missing"),
+        ({"schema": 1, "name": "mine", "arch": "sm90", "nodes": 1}, "field 'gpus_per_node' is missing"),
+    ],
+)
+def test_all_missing_fields_are_told_at_once_with_where_to_start(
+    tmp_path: Path, document: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        read_machine(write(tmp_path, document))
+    advice = "; `workbench why --show-machine h100x8` prints a whole description to start from"
+    assert str(refused.value).endswith(f": {told}{advice}")
+
+
+@pytest.mark.parametrize(("asked", "nearest"), [("h200x8", "h200x8-nomc"), ("gb200-4x8", "gb200-4x4")])
+def test_a_name_that_is_no_machine_gets_the_nearest_and_all(asked: str, nearest: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        read_machine(asked)
+    assert str(refused.value) == (
+        f"no machine is called '{asked}'; allowed: h100x8, h200x8-nomc, h200x2, b200x8, gb200-4x4, gb200-2x4, "
+        f"gb200-4x4-two-cliques, pcie-pairs, ib-2x8, or a path to a .json file; nearest name: '{nearest}'"
+    )
 
 
 @pytest.mark.parametrize(

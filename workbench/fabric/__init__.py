@@ -3,7 +3,7 @@
 from workbench.fabric.capabilities import Capability, decide_capability
 from workbench.fabric.fabric import Fabric
 from workbench.fabric.facts import NO_CLIQUE, UNTRIED, Allocator, Clique, Facts, Link, Outcome, Trial
-from workbench.fabric.machine import SIMULATED, Machine, read_machine, simulated
+from workbench.fabric.machine import SIMULATED, Machine, describe_host, read_machine, simulated
 from workbench.fabric.verdict import Verdict, name_ranks, name_shares
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Trial",
     "Verdict",
     "decide_capability",
+    "describe_host",
     "name_ranks",
     "name_shares",
     "read_machine",

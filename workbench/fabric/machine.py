@@ -1,12 +1,14 @@
 """Machines as data: one description gives the facts of every rank on it. Shipped ones, and a user's JSON file.
 
-The fields of a description (machines/*.json are examples; all but the first five may be left out):
+The fields of a description (`workbench why --show-machine NAME` prints one; only the first five are required):
 
 schema            1
-name, about       one line each; about says what it stands for
+name              one word
 nodes             hosts, 1..1024
 gpus_per_node     1..32; world rank r sits on node r // gpus_per_node, as consecutive launchers place it
-device_name       text                  arch      "sm90" and the like          num_sms   multiprocessors
+arch              "sm90" and the like
+about             one line: what it stands for
+device_name       text                  num_sms   multiprocessors
 nvlink            "all", "none", or lists of local GPU numbers that are connected among themselves: [[0, 1], [2, 3]]
 peer_access       true if GPUs of one host reach each other's memory, over NVLink or PCIe
 cliques           lists of nodes that share one NVLink clique: [[0, 1, 2, 3]]; none by default
@@ -17,8 +19,9 @@ differing         {"5": {"allocator": "vmm-fabric"}}: what single ranks have oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -38,6 +41,7 @@ SIMULATED = (
     "pcie-pairs",
     "ib-2x8",
 )
+REQUIRED = ("schema", "name", "nodes", "gpus_per_node", "arch")
 MAX_DEVICES = 8192
 MAX_GPUS_PER_NODE = 32
 
@@ -151,10 +155,63 @@ def read_machine(name_or_path: str) -> Machine:
     if name_or_path in SIMULATED:
         return simulated(name_or_path)
     if not name_or_path.endswith(".json") and "/" not in name_or_path:
+        asked = name_or_path[:64].lower()
+        longer = [name for name in SIMULATED if asked and name.startswith(asked)]
+        close = longer or get_close_matches(asked, SIMULATED, n=1, cutoff=0.5)
+        nearest = f"; nearest name: {close[0]!r}" if close else ""
         raise ArgumentError(
             f"no machine is called {name_or_path[:64]!r}; allowed: {', '.join(SIMULATED)}, or a path to a .json file"
+            f"{nearest}"
         )
     return _parse(read_document(name_or_path))
+
+
+def describe_host(facts: Sequence[Facts], *, name: str, about: str) -> Machine:
+    """One host as a machine, from the facts of each of its GPUs in local order.
+
+    Of GPUs that differ in architecture, allocator or multicast the first one stands for the host, the others are told
+    in `differing`. NVLink that does not join whole groups of GPUs is told for the groups that it does join.
+    Raises: ArgumentError for no GPU, or GPUs of several hosts.
+    """
+    hosts = {f.host for f in facts if f.device}
+    if len(hosts) != 1 or not all(f.device for f in facts):
+        raise ArgumentError(f"GPUs of one host make a description; these are {len(facts)} ranks on {len(hosts)} hosts")
+    first = facts[0]
+    told = {"arch": first.arch, "allocator": first.allocator.value, "multicast": first.multicast_supported}
+    differing = []
+    for place, f in enumerate(facts):
+        own = {"arch": f.arch, "allocator": f.allocator.value, "multicast": f.multicast_supported}
+        other = tuple((field, value) for field, value in own.items() if value != told[field])
+        differing += [(place, other)] if other else []
+    return Machine(
+        name=name,
+        about=about,
+        nodes=1,
+        gpus_per_node=len(facts),
+        device_name=first.device_name,
+        arch=first.arch,
+        num_sms=min(f.num_sms for f in facts),
+        nvlink=_joined(facts),
+        peer_access=all(link.peer_access.outcome is Outcome.WORKS for f in facts for link in f.links),
+        cliques=((0,),) if all(f.clique.usable for f in facts) else (),
+        allocator=first.allocator,
+        multicast=first.multicast_supported,
+        differing=tuple(differing),
+    )
+
+
+def _joined(facts: Sequence[Facts]) -> tuple[tuple[int, ...], ...]:
+    """Groups of two GPUs and more, by local number, in which each one is an NVLink peer of each other one."""
+    peers = [{link.device for link in f.links if link.nvlink} for f in facts]
+    groups: list[list[int]] = []
+    for place, f in enumerate(facts):
+        for group in groups:
+            if all(facts[other].device in peers[place] and f.device in peers[other] for other in group):
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    return tuple(tuple(group) for group in groups if len(group) > 1)
 
 
 @cache
@@ -164,6 +221,7 @@ def _shipped(name: str) -> Machine:
 
 
 def _parse(doc: Document) -> Machine:
+    doc.require(*REQUIRED, advice="`workbench why --show-machine h100x8` prints a whole description to start from")
     doc.take_whole("schema", 1, 1)
     nodes = doc.take_whole("nodes", 1, 1024)
     gpus = doc.take_whole("gpus_per_node", 1, MAX_GPUS_PER_NODE)
