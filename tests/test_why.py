@@ -167,6 +167,13 @@ def test_model_names_are_looked_up_in_sglangs_list() -> None:
     refused = why(model="Qwen3Next2").model
     assert refused is not None
     assert refused[2].reason == "Qwen3Next2 is not on the list of models (nearest listed: Qwen3Next)"
+    bogus = why(model="Bogus").model
+    assert bogus is not None
+    assert bogus[2].reason == (
+        "Bogus is not on the list of models (listed: DeepseekV3, DeepseekV32, DeepseekV4, GptOss, GlmMoeDsa, Glm4Moe, "
+        "Glm4MoeLite, MistralLarge3, Qwen3Moe, Qwen3VLMoe, Qwen3Next, KimiK25, Qwen3_5Moe, Qwen3_5, InternS2Preview, "
+        "NemotronH, NemotronHPuzzle)"
+    )
     with pytest.raises(ArgumentError, match="only SGLang keeps a list of models; leave it out for vllm"):
         why("vllm", sizes={"tp": 8}, model="Qwen3Moe")
 
@@ -243,3 +250,31 @@ def test_a_table_of_another_architecture_is_told_to_decide_nothing(tmp_path: Pat
     assert answer["groups"] == json.loads(run(*asked, "--json").stdout)["groups"]
     b200 = why(machine="b200x8", sizes={"tp": 8}, table=str(shipped))
     assert b200.warnings == ()
+
+
+def test_default_and_measured_are_explained_where_they_stand() -> None:
+    default = (
+        "(default): by published thresholds, a cost model or for want of another path, measured by nobody on such a "
+        "machine; `workbench tune` there writes measured rows, and --table reads them"
+    )
+    measured = "(measured): by a row that was measured on the device its table names"
+    sixteen = str(why(kind="tp")).splitlines()
+    assert sixteen[-2:] == ["", default]
+    pair = str(why(machine="h200x2", sizes={"tp": 2}, kind="tp")).splitlines()
+    assert "tp[0, 1] (also attention_tp, moe_tp): custom.fused.push (measured)" in pair
+    assert pair[-2:] == ["", measured]
+    alone = str(why(machine="h200x2", sizes={"tp": 2}, kind="pp"))
+    assert "(default)" not in alone
+    assert "(measured)" not in alone
+
+
+def test_the_trouble_of_a_version_is_told_beside_its_answer_and_none_where_none_is_known() -> None:
+    answer = why(machine="b200x8", sizes={"tp": 8}, kind="tp", tokens=64, upstream=True)
+    asked = [line for line in str(answer).splitlines() if line.startswith("  asked  sglang fusion")]
+    assert asked == [
+        "  asked  sglang fusion cp-limit (before 2026-03-24; sgl-project/sglang before #21249): "
+        "yes: every condition holds; known trouble of that version: no fusion with context parallelism: one workspace "
+        "over WORLD and an in-group root taken for a world rank could not serve subgroups",
+        "  asked  sglang fusion subgroups (from 2026-03-24 or later; sgl-project/sglang#21249): "
+        "yes: every condition holds",
+    ]

@@ -16,12 +16,14 @@ from workbench.plan import (
     Ask,
     Plan,
     Rule,
+    Standing,
     Table,
     ask_upstream,
     decide_path,
     describe_situation,
     find_model,
     find_retired,
+    listed_models,
     read_table,
     shipped_tables,
     show_bytes,
@@ -31,6 +33,11 @@ from workbench.ranks import GroupKey, GroupMap
 from workbench.settings import Settings
 
 _NUMBERS = re.compile(r"s? ?\d+(?:(?:, |\.\.)\d+)*")
+_STANDINGS = {
+    Standing.DEFAULT: "(default): by published thresholds, a cost model or for want of another path, measured by "
+    "nobody on such a machine; `workbench tune` there writes measured rows, and --table reads them",
+    Standing.MEASURED: "(measured): by a row that was measured on the device its table names",
+}
 _UPSTREAM_TOPICS = {"sglang": ("custom_all_reduce", "fusion"), "vllm": ("fusion",)}
 
 
@@ -96,6 +103,7 @@ class Answer:
             f"{size}: tokens {self.ask.tokens}, hidden {self.ask.hidden}, {self.ask.dtype}, {where}",
             *(line for group in _alike(self.groups) for line in ("", *_group_lines(group))),
         ]
+        lines += _standing_lines(self.groups)
         if self.model is not None:
             name, rule, verdict = self.model
             lines += ["", f"model {name}: SGLang turns its fusion on by itself: {verdict} ({rule})"]
@@ -218,7 +226,8 @@ def _ask_for_model(
     rule = upstream_rules("sglang", "auto_enable")[-1]
     fabric = Fabric(keys[0], tuple(facts[rank] for rank in keys[0].world_ranks))
     verdict = ask_upstream(rule, describe_situation(group_map, fabric, ask, num_hosts=num_hosts, model=model))
-    if hint and not verdict.ok:
+    if model not in listed_models():
+        hint = hint or f"listed: {', '.join(listed_models())}"
         verdict = Verdict(False, f"{verdict.reason} ({hint})", verdict.evidence)
     return model, rule, verdict
 
@@ -256,7 +265,19 @@ def _group_lines(counted: tuple[GroupAnswer, int]) -> list[str]:
     lines += [f"  has    {', '.join(has)}"] if has else []
     lacks = _by_reason((c.value, v.reason) for c, v in group.capabilities if not v.ok)
     lines += [f"  lacks  {names}: {reason}" for reason, names in lacks]
-    return lines + [f"  asked  {rule}: {verdict}; what it cost: {rule.cost}" for rule, verdict in group.upstream]
+    return lines + [f"  asked  {rule}: {verdict}{_known_trouble(rule)}" for rule, verdict in group.upstream]
+
+
+def _known_trouble(rule: Rule) -> str:
+    """What a version was known to do wrong, to this layout or to others: beside a "yes" as well as beside a "no"."""
+    return "" if rule.cost == "none known" else f"; known trouble of that version: {rule.cost}"
+
+
+def _standing_lines(groups: Sequence[GroupAnswer]) -> list[str]:
+    """What the words behind the choices mean, of those that are there."""
+    found = {group.plan.standing for group in groups if group.key.size > 1}
+    told = [text for standing, text in _STANDINGS.items() if standing in found]
+    return ["", *told] if told else []
 
 
 def _by_reason(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
