@@ -21,7 +21,7 @@ from workbench.launch import CellDeadlineError, RanksFailedError
 EVERYBODY = (1111.0,) * 4
 AWAITING = {
     "a sleep": "await asyncio.sleep(1000)",
-    "a loop after an await": "await asyncio.sleep(0)\nwhile True:\n    pass",
+    "a loop after an await": "await asyncio.sleep(0)\nwhile rank == 1:\n    pass\nawait asyncio.sleep(1000)",
     "a collective after an await": "await asyncio.sleep(0)\nif rank > 1: dist.barrier()\nawait asyncio.sleep(1000)",
 }
 
