@@ -18,7 +18,7 @@ def main():
         if "fails" in sys.argv:
             raise ValueError("the sum is not the sum")
     dist.barrier()
-    print("RESULT", dist.get_rank(), "done", flush=True)
+    print(f"RESULT {dist.get_rank()} done", flush=True)
     dist.destroy_process_group()
 
 
