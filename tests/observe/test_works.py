@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.observe.traced import environment
-from workbench.observe import read_observed, recorded_environment
+from tests.observe.traced import record
 
 PROGRAM = """
 import torch, torch.distributed as dist
@@ -23,17 +21,9 @@ dist.destroy_process_group()
 
 
 def test_waits_are_looked_at_from_the_first_call_on_that_is_only_started(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=recorded_environment(environment(), str(tmp_path)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout.split() == ["instancemethod", "function"], "what pybind11 made, then ours"
-    waits = [(e.phase.value, e.note) for e in read_observed(tmp_path).events if e.op == "wait"]
+    trace, told = record(tmp_path, [sys.executable, "-c", PROGRAM])
+    assert told.split() == ["instancemethod", "function"], "what pybind11 made, then ours"
+    waits = [(e.phase.value, e.note) for e in trace.events if e.op == "wait"]
     # 1 is init_process_group, 2 the all_reduce that torch itself waited for
     assert waits == [("B", "for all_reduce #3 on world[0]"), ("E", "")]
 
@@ -57,15 +47,7 @@ dist.destroy_process_group()
 
 
 def test_a_group_that_the_program_destroys_is_gone_with_its_threads(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DESTROYS],
-        env=recorded_environment(environment(), str(tmp_path)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout.split() == ["True", "0"]
-    calls = [(e.op, e.group.ordinal) for e in read_observed(tmp_path).events if e.phase.value == "B" and e.group]
+    trace, told = record(tmp_path, [sys.executable, "-c", DESTROYS])
+    assert told.split() == ["True", "0"]
+    calls = [(e.op, e.group.ordinal) for e in trace.events if e.phase.value == "B" and e.group]
     assert calls.count(("destroy_process_group", 5)) == 1

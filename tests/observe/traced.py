@@ -35,7 +35,9 @@ class Traced:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT), **more}
+    """This one's, with this checkout before whatever PYTHONPATH held, and one thread a rank."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path, **more}
 
 
 def torchrun(program: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
@@ -69,6 +71,19 @@ def workbench_trace(
     )
     found = json.loads(document.read_text()) if document.exists() else {}
     return Traced(done.returncode, found, done.stdout, done.stderr, out)
+
+
+def workbench_diagnose(*arguments: str | Path, text: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run `workbench diagnose`, as a user would; `text` is its standard input."""
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench", "diagnose", *map(str, arguments)],
+        env=environment(),
+        input=text,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def record(directory: Path, command: Sequence[str], *, limit_s: float = 100, **variables: str) -> tuple[Trace, str]:

@@ -6,13 +6,11 @@ Exact: exit status, fields of the document, and the words that say what to do.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.observe.traced import environment, record, torchrun
+from tests.observe.traced import record, torchrun, workbench_diagnose
 from tests.xray.test_verdict import record_job
 from workbench.observe import Frame
 from workbench.trace import Recorder
@@ -27,22 +25,10 @@ ValueError: Global rank 0 is not part of group <ProcessGroup>
 """
 
 
-def diagnose(*arguments: str | Path, text: bytes = b"") -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "workbench", "diagnose", *map(str, arguments)],
-        env=environment(),
-        input=text,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
 def test_known_lines_of_a_log_are_told_once_with_their_number(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(LOG)
-    done = diagnose("--log", log)
+    done = workbench_diagnose("--log", log)
     assert done.returncode == 3, done.stderr
     told = done.stdout.splitlines()
     assert told[0] == ("line 2, and 1 more like it: [rank2]: RuntimeError: Connection closed by peer [127.0.0.1]:4711")
@@ -55,7 +41,7 @@ def test_known_lines_of_a_log_are_told_once_with_their_number(tmp_path: Path) ->
 
 
 def test_a_log_comes_from_stdin_too_whatever_its_bytes_are() -> None:
-    done = diagnose("--log", "-", "--json", text=b"\xff\xfe\n" + LOG.encode())
+    done = workbench_diagnose("--log", "-", "--json", text=b"\xff\xfe\n" + LOG.encode())
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
     assert (document["schema"], document["lines"]) == (1, 6)
@@ -66,16 +52,16 @@ def test_a_log_comes_from_stdin_too_whatever_its_bytes_are() -> None:
 def test_a_log_without_a_known_line_is_fine_and_one_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     quiet = tmp_path / "quiet.log"
     quiet.write_text("step 1\nstep 2\n")
-    done = diagnose("--log", quiet)
+    done = workbench_diagnose("--log", quiet)
     assert (done.returncode, done.stdout) == (0, "none of 2 lines is known\n")
-    done = diagnose("--log", tmp_path / "missing.log")
+    done = workbench_diagnose("--log", tmp_path / "missing.log")
     assert done.returncode == 2
     assert "missing.log cannot be read: No such file or directory" in done.stderr
-    assert diagnose("--log", quiet, tmp_path).returncode == 2, "one thing at a time"
+    assert workbench_diagnose("--log", quiet, tmp_path).returncode == 2, "one thing at a time"
 
 
 def test_a_directory_without_a_trace_is_bad_input_and_says_what_was_looked_for(tmp_path: Path) -> None:
-    done = diagnose(tmp_path)
+    done = workbench_diagnose(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"no trace is there; looked for *.wbtrace in {tmp_path}" in done.stderr
     assert "`workbench trace --out`" in done.stderr
@@ -84,12 +70,12 @@ def test_a_directory_without_a_trace_is_bad_input_and_says_what_was_looked_for(t
 def test_a_trace_below_the_directory_is_read_and_two_of_them_are_refused_by_name(tmp_path: Path) -> None:
     """What was recorded is never passed over: the parent of a trace directory gives its verdict."""
     record_job(tmp_path / "runs" / "out" / "trace", "first", error_on=1)
-    done = diagnose(tmp_path / "runs", "--json")
+    done = workbench_diagnose(tmp_path / "runs", "--json")
     document = json.loads(done.stdout)
     assert (done.returncode, document["verdict"], document["world_size"]) == (3, "defect", 2)
     assert [(f["kind"], f["ranks"]) for f in document["findings"]] == [("peer-exception", [1])]
     record_job(tmp_path / "runs" / "again" / "trace", "second")
-    done = diagnose(tmp_path / "runs", "--json")
+    done = workbench_diagnose(tmp_path / "runs", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     for name in ("out", "again"):
         assert str(tmp_path / "runs" / name / "trace") in done.stderr
@@ -99,16 +85,16 @@ def test_a_trace_below_the_directory_is_read_and_two_of_them_are_refused_by_name
 def test_jobs_of_one_command_below_the_directory_are_one_run(tmp_path: Path) -> None:
     record_job(tmp_path / "out" / "trace", "first")
     record_job(tmp_path / "out" / "trace", "second", error_on=0)
-    document = json.loads(diagnose(tmp_path, "--json").stdout)
+    document = json.loads(workbench_diagnose(tmp_path, "--json").stdout)
     assert [job["verdict"] for job in document["jobs"]] == ["ok", "defect"]
 
 
 def test_a_trace_in_which_nothing_was_called_is_no_verdict_of_ok(tmp_path: Path) -> None:
     with Recorder.open(tmp_path, 0) as recorder:
         recorder.instant("exit", note="status=0")
-    document = json.loads(diagnose(tmp_path, "--json").stdout)
+    document = json.loads(workbench_diagnose(tmp_path, "--json").stdout)
     assert (document["verdict"], document["findings"]) == ("unknown", [])
-    assert diagnose(tmp_path).stdout.startswith("nothing recorded: ")
+    assert workbench_diagnose(tmp_path).stdout.startswith("nothing recorded: ")
 
 
 @pytest.mark.timeout(200)
@@ -116,16 +102,16 @@ def test_directories_of_two_runs_are_not_taken_for_two_nodes(tmp_path: Path) -> 
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         record(tmp_path / name, torchrun("calls.py"))
-    done = diagnose(tmp_path / "first", tmp_path / "second")
+    done = workbench_diagnose(tmp_path / "first", tmp_path / "second")
     assert (done.returncode, done.stdout) == (2, "")
     assert "are of different runs: torchrun's run ids are" in done.stderr
     for name in ("first", "second"):
         (tmp_path / name / "trace" / "jobs.jsonl").unlink()
-    done = diagnose(tmp_path / "first", tmp_path / "second")
+    done = workbench_diagnose(tmp_path / "first", tmp_path / "second")
     assert "are of different runs: both hold world rank 0; " in done.stderr
     next((tmp_path / "first" / "trace").glob("*-00000.wbtrace")).unlink()
     next((tmp_path / "second" / "trace").glob("*-00001.wbtrace")).unlink()
-    done = diagnose(tmp_path / "first", tmp_path / "second")
+    done = workbench_diagnose(tmp_path / "first", tmp_path / "second")
     assert "before the other began" in done.stderr
 
 

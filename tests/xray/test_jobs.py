@@ -6,14 +6,13 @@ Exact: the verdict and the world size of each job, kind, ranks and job of the fi
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.observe.test_starts import free_port
-from tests.observe.traced import PROGRAMS, Traced, environment, workbench_trace
+from tests.observe.traced import PROGRAMS, Traced, workbench_diagnose, workbench_trace
 
 FINE, FAULTY = {"verdict": "ok", "world_size": 2}, {"verdict": "defect", "world_size": 2}
 
@@ -51,14 +50,7 @@ def test_a_job_that_failed_is_told_though_the_next_at_the_same_port_went_well(tm
     assert re.search(r"job 1 of 2 that the command started:\nfirst cause: peer-exception", traced.stderr)
     assert re.search(r"job 2 of 2 that the command started:\nno defect found in \d+ events of 2 ranks", traced.stderr)
     assert "First cause: peer-exception, in job 1" in (traced.directory / "report.html").read_text()
-    again = subprocess.run(
-        [sys.executable, "-m", "workbench", "diagnose", str(traced.directory)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    again = workbench_diagnose(traced.directory)
     assert again.returncode == 3
     assert "job 2 of 2 that the command started:\nno defect found" in again.stdout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.observe.traced import environment, torchrun, workbench_trace
+from tests.observe.traced import environment, torchrun, workbench_diagnose, workbench_trace
 
 
 def processes_naming(text: str) -> list[int]:
@@ -51,14 +51,7 @@ def test_a_job_that_hangs_is_judged_at_the_deadline_and_ended(tmp_path: Path) ->
         "Who waited for whom",
     ):
         assert heading in report
-    again = subprocess.run(
-        [sys.executable, "-m", "workbench", "diagnose", str(traced.directory), "--json"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    again = workbench_diagnose(traced.directory, "--json")
     assert again.returncode == 3
     assert json.loads(again.stdout)["findings"][0]["ranks"] == [1]
 

@@ -20,17 +20,8 @@ from workbench.errors import ClosedError
 from workbench.launch.waits import arrive, cpu_call, replace_in_torch
 from workbench.ranks import GroupKey, GroupMap
 from workbench.runtime.process_group import default_store
-from workbench.trace import Lane, Recorder
+from workbench.trace import PLAIN, ROOTED, Lane, Recorder
 
-_ROOTED = {
-    "broadcast": "src",
-    "reduce": "dst",
-    "gather": "dst",
-    "scatter": "src",
-    "broadcast_object_list": "src",
-    "gather_object": "dst",
-    "scatter_object_list": "src",
-}
 _PEER = {
     "send": "dst",
     "isend": "dst",
@@ -39,11 +30,6 @@ _PEER = {
     "irecv": "src",
     "recv_object_list": "src",
 }
-_PLAIN = (
-    *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_coalesced", "all_gather_into_tensor"),
-    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    *("all_gather_object", "barrier", "monitored_barrier"),
-)
 _INPUTS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors")
 _WHOLE_WORLD = ("init_process_group", "new_group")
 
@@ -94,7 +80,7 @@ class CallRecorder:
 
     def install(self) -> None:
         """Put the recording in front of torch.distributed's functions. After `poll_waits`. Local."""
-        for name in (*_PLAIN, *_ROOTED, *_PEER):
+        for name in (*PLAIN, *ROOTED, *_PEER):
             replace_in_torch(name, functools.partial(self._on_group, name))
         for name in _WHOLE_WORLD:
             replace_in_torch(name, functools.partial(self._on_world, name))
@@ -235,9 +221,9 @@ def _fields(name: str, given: Mapping[str, Any], group: _Group, tensor: torch.Te
     fields: dict[str, Any] = {"path": group.backend}
     if tensor is not None:
         fields |= {"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-    if name in _ROOTED:
-        fields["root_world_rank"] = given.get(_ROOTED[name])
-        place = given.get(f"group_{_ROOTED[name]}")
+    if name in ROOTED:
+        fields["root_world_rank"] = given.get(ROOTED[name])
+        place = given.get(f"group_{ROOTED[name]}")
         if place is not None:
             fields["root_group_rank"] = place
     if name in _PEER:

@@ -16,26 +16,12 @@ from workbench.observe.endings import tell_exception
 from workbench.observe.groups import Known, known_group, known_groups, strange_group
 from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.works import ON_GPU, start_work
-from workbench.trace import Lane, Recorder, Token, end_after_device
+from workbench.trace import PLAIN, ROOTED, Lane, Recorder, Token, end_after_device
 
-ROOTED = {
-    "broadcast": "src",
-    "reduce": "dst",
-    "gather": "dst",
-    "scatter": "src",
-    "broadcast_object_list": "src",
-    "gather_object": "dst",
-    "scatter_object_list": "src",
-}
 PEERED = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 OBJECTS = (
     *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
-)
-PLAIN = (
-    *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_coalesced", "all_gather_into_tensor"),
-    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    *("all_gather_object", "barrier", "monitored_barrier"),
 )
 NAMES = {
     "isend": "send",

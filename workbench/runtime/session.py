@@ -262,7 +262,9 @@ class Session:
         Raises: CapacityError, ArgumentError, PartialError, CaptureError before any wait; DeadlineError, PeerDeadError,
         and CallFailedError for what nobody foresaw on some rank, which name world ranks.
         """
-        return self._calls.call(Op.ALL_REDUCE, x, group, label, None, _sum)
+        return self._calls.call(
+            Op.ALL_REDUCE, x, group, label, None, lambda workspace, part: workspace.all_reduce(part)
+        )
 
     def all_reduce_add_rms_norm(
         self,
@@ -496,7 +498,3 @@ class Session:
             if told is e:
                 raise
             raise told from e
-
-
-def _sum(workspace: Workspace, part: torch.Tensor) -> torch.Tensor:
-    return workspace.all_reduce(part)

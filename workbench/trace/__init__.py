@@ -30,8 +30,11 @@ from workbench.trace.recorder import Recorder
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
 from workbench.trace.sample import Sample, tell_crowding
 from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timeline
+from workbench.trace.torch_calls import PLAIN, ROOTED
 
 __all__ = [
+    "PLAIN",
+    "ROOTED",
     "Call",
     "CallSite",
     "CaptureTimeline",
