@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 from workbench.trace import layout as at
+from workbench.trace.lost_pages import forget_mapping, survive_lost_pages
 
 Writer = Callable[..., None]
 """Writes one record: the call's sequence number, its packed HEAD, a note or error, and its time if that is not now."""
@@ -39,6 +40,8 @@ class TraceFile:
         self._lock = threading.Lock()
         self._adding = 0
         self.inner_files = _inner_files()
+        self._world_rank = meta["world_rank"]
+        survive_lost_pages(self._map, self._lose)
         self._write_header(meta)
         _OPEN.add(self)
 
@@ -99,11 +102,19 @@ class TraceFile:
         """Stop writing and let the memory go, without touching the file."""
         self.live = False
         _OPEN.discard(self)
+        forget_mapping(self._map)
         try:
             self._words.release()
             self._map.close()
         except BufferError:  # another thread is inside a write: freed with this object
             pass
+
+    def _lose(self) -> None:
+        """The file was cut, or its disk failed. Called in the middle of a write: see lost_pages."""
+        self.live = False
+        told = f"workbench: world rank {self._world_rank} is not recorded any more: its trace file was cut or failed\n"
+        with contextlib.suppress(OSError):
+            os.write(2, told.encode())
 
     def _append(self, text: str, value: Any) -> int:
         if not self.live:
