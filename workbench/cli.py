@@ -163,12 +163,12 @@ def demo(
       workbench demo --system vllm --size tp=2 --size dp=2
     """
     from workbench.demo import DemoSpec, claim_directory, default_layout, run_demo, show_document
-    from workbench.runtime.devices import choose_demo_device
+    from workbench.runtime.devices import choose_job_device
 
     _refuse_repeats(sizes)
     chosen = dict(sizes)
     if system is None and not chosen:
-        device, ranks = choose_demo_device(device, ranks)
+        device, ranks = choose_job_device(device, ranks, may_share=True)
         system, chosen = default_layout(ranks)
     spec = DemoSpec(
         system=system or "sglang",
@@ -188,7 +188,7 @@ def demo(
         )
     if not 2 <= world_size <= 64:
         raise click.UsageError(f"the sizes make a world of {world_size} ranks; the demo starts 2 to 64")
-    spec = replace(spec, device=choose_demo_device(device, world_size)[0])
+    spec = replace(spec, device=choose_job_device(device, world_size, may_share=True)[0])
     with claim_directory(out) as directory:
         document = run_demo(spec, directory, progress=_say)
     if as_json:

@@ -13,6 +13,7 @@ VARIABLES = {
     "WORKBENCH_FUSION": "0 switches the fused kernels off; every call then reduces, adds and normalises in turn",
     "WORKBENCH_CUSTOM_ALL_REDUCE": "0 switches our own kernels off, fused or not; groups take the library's path",
     "WORKBENCH_MULTICAST": "1 allows multicast (NVLS) where every GPU of a group has it; default: off",
+    "WORKBENCH_SHARE_GPUS": "1 lets several ranks use one GPU: right results, times that mean nothing; default: off",
     "WORKBENCH_CHECK": "1 compares every call's arguments across its group before it runs: slow, for finding mistakes",
     "WORKBENCH_TIMEOUT_S": "seconds that any wait on another rank may take; default 60",
     "WORKBENCH_TEST": "1 prints a cell's output once, sorted by rank and without colour, as under nbval",
@@ -28,6 +29,7 @@ class Settings:
     fusion: bool = True
     custom_all_reduce: bool = True
     multicast: bool = False
+    share_gpus: bool = False
     check: bool = False
     test: bool = False
     timeout_s: float = 60.0
@@ -45,6 +47,7 @@ class Settings:
             fusion=_switch(env, "WORKBENCH_FUSION", "1"),
             custom_all_reduce=_switch(env, "WORKBENCH_CUSTOM_ALL_REDUCE", "1"),
             multicast=_switch(env, "WORKBENCH_MULTICAST", "0"),
+            share_gpus=_switch(env, "WORKBENCH_SHARE_GPUS", "0"),
             check=_switch(env, "WORKBENCH_CHECK", "0"),
             test=_switch(env, "WORKBENCH_TEST", "0"),
             timeout_s=_seconds(env, "WORKBENCH_TIMEOUT_S", 60.0),

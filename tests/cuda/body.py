@@ -1,4 +1,4 @@
-"""What each rank does on its own GPU under torchrun: the same checks as on CPU ranks, and a CUDA graph.
+"""What each rank does on its GPU under torchrun: the same checks as on CPU ranks, and a CUDA graph.
 
 World rank 0's last line says how many checks passed.
 """
@@ -11,6 +11,7 @@ import torch
 from workbench import GroupMap, Session
 from workbench.errors import CaptureError
 from workbench.ops import Rounding, reference_all_reduce_add_rms_norm
+from workbench.runtime.devices import take_gpu
 
 HIDDEN = 2880
 EPS = 1e-6
@@ -18,7 +19,7 @@ EPS = 1e-6
 
 def main() -> None:
     """Run the checks; any failure ends the rank with a traceback."""
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    take_gpu()
     world = int(os.environ["WORLD_SIZE"])
     checked = 0
     with Session(GroupMap.build("sglang", tp=world), device="cuda", timeout_s=60) as s:
@@ -40,7 +41,7 @@ def main() -> None:
         check_bits(s, 7, torch.bfloat16, "once")
         checked += 1
     if rank == 0:
-        print(f"{checked} checks on {world} GPUs over {path}")
+        print(f"{checked} checks on {world} ranks over {path}")
 
 
 def check_bits(s: Session, tokens: int, dtype: torch.dtype, rounding: str) -> None:

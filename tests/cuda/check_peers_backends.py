@@ -41,6 +41,7 @@ from workbench.errors import ResourceError
 from workbench.launch.multicast import multicast_switches
 from workbench.ops import ALL, Rounding, reference_all_reduce, reference_all_reduce_add_rms_norm
 from workbench.ranks import GroupKey
+from workbench.runtime.devices import take_gpu
 
 ROOT = Path(__file__).parent.parent.parent
 PATHS = ("custom", "nccl", "nccl_window", "symm_mem", "flashinfer")
@@ -73,7 +74,7 @@ def main() -> None:
     if args.step is None:
         sys.exit(launch())
     paths = [p for p in PATHS if p not in args.without]
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % 2)
+    take_gpu()
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=60))
     checks = Checks()
     for step in (agree, replay, give_back) if args.step == "pair" else (subgroups,):

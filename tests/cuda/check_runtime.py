@@ -42,7 +42,9 @@ from workbench.ops import Quant, Rounding, quantise, reference_all_reduce_add_rm
 from workbench.plan import BUILT_KERNELS, Ask, decide_path
 from workbench.ranks import GroupKey
 from workbench.runtime import session as session_module
+from workbench.runtime.devices import take_gpu
 from workbench.runtime.probe import probe_facts
+from workbench.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = ("build", "facts", "paths", "segments", "room", "captures", "failures", "cycles")
@@ -364,7 +366,7 @@ def step_cycles(checks: Checks) -> None:
 
 def run_rank(step: str) -> int:
     """One rank of one step."""
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    take_gpu()
     dist.init_process_group("cpu:gloo,cuda:nccl")
     checks = Checks()
     globals()[f"step_{step}"](checks)
@@ -420,8 +422,8 @@ def main() -> int:
     unknown = sorted(set(chosen.steps) - set(STEPS))
     if unknown:
         parser.error(f"no step is called {unknown[0]!r}; there are {', '.join(STEPS)}")
-    if torch.cuda.device_count() < 2:
-        print("needs two GPUs")
+    if torch.cuda.device_count() < (1 if Settings.read().share_gpus else 2):
+        print("needs two GPUs, or one and WORKBENCH_SHARE_GPUS=1")
         return 2
     more = {"build": 240.0, "cycles": 170.0}
     wrong = [step for step in chosen.steps or STEPS if not run_step(step, more.get(step, chosen.limit))]

@@ -5,7 +5,6 @@ workbench trace --deadline 5 -- torchrun --nproc-per-node 2 tests/cuda/hangs.py 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from workbench import GroupMap, Session
+from workbench.runtime.devices import take_gpu
 
 
 def library(device: str) -> None:
@@ -41,5 +41,5 @@ def kernel(device: str) -> None:
 if __name__ == "__main__":
     which, device = (sys.argv[1:] + ["library", "cuda"][len(sys.argv) - 1 :])[:2]
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        take_gpu()
     {"library": library, "kernel": kernel}[which](device)

@@ -17,7 +17,7 @@ from flashinfer.comm.mnnvl import TorchDistBackend
 
 def main() -> None:
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % 2)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gloo")
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     rank = dist.get_rank()

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.cuda import HAS_GPUS, WHY_NOT
 from tests.observe.traced import begins, results, torchrun, workbench_trace
 from workbench.trace import pair_calls
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() < 2,  # type: ignore[no-untyped-call]  # torch's
-    reason="needs two GPUs",
-)
+pytestmark = pytest.mark.skipif(not HAS_GPUS, reason=WHY_NOT)
 
 
 @pytest.mark.timeout(200)

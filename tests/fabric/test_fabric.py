@@ -12,7 +12,19 @@ import pytest
 
 from tests.fabric.made import FAILS, blind, fabric_of, make_fabric, make_facts, with_one
 from workbench.errors import ArgumentError
-from workbench.fabric import Allocator, Clique, Fabric, Outcome, Trial, name_ranks, name_shares, simulated
+from workbench.fabric import (
+    Allocator,
+    Capability,
+    Clique,
+    Fabric,
+    Outcome,
+    Trial,
+    Verdict,
+    decide_capability,
+    name_ranks,
+    name_shares,
+    simulated,
+)
 from workbench.ranks import GroupKey
 
 
@@ -118,13 +130,18 @@ def test_members_that_differ_are_named() -> None:
     )
     assert with_one(fabric, 2, device="").devices.reason == "world rank 2 without a GPU"
     assert with_one(fabric, 2, device="GPU-0").devices.reason == "world ranks 0, 2 share device GPU-0"
-    without = "world rank 2 without multicast in the device"
-    assert with_one(fabric, 2, multicast_supported=False).multicast.reason == without
-    assert with_one(fabric, 2, multicast_supported=False, multicast_forbidden=True).multicast.reason == without
-    assert with_one(fabric, 2, multicast_forbidden=True).multicast.reason == (
-        "world rank 2: multicast is off; WORKBENCH_MULTICAST=1 allows it"
-    )
-    assert with_one(fabric, 2, num_sms=100).num_sms == 100
+
+
+def test_a_shared_device_serves_where_every_sharer_was_allowed_to() -> None:
+    fabric = machine_group("h200x2", 0, 1)
+    gpu = fabric.facts[0].device
+    one = with_one(with_one(fabric, 1, device=gpu), 0, may_share=True)
+    assert (one.devices.ok, decide_capability(one, Capability.STAGED).ok) == (False, False)
+    both = with_one(one, 1, may_share=True)
+    assert both.devices.reason == f"world ranks 0, 1 share device {gpu}, as WORKBENCH_SHARE_GPUS allows"
+    assert (both.nvlink.ok, both.p2p.ok, both.ipc.ok) == (True, True, True)
+    assert both.p2p_matrix[0][1] == Verdict(True, str(Trial(Outcome.WORKS, "the same GPU")))
+    assert decide_capability(both, Capability.STAGED).ok
 
 
 def test_a_fabric_survives_json_and_prints_on_one_line() -> None:

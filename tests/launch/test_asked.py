@@ -30,6 +30,12 @@ def test_without_a_word_gpus_are_taken_where_they_suffice() -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_ranks_that_may_share_take_gpus_whatever_their_number() -> None:
+    assert place_ranks(None, "cuda", 4, share=True) == place_ranks("cuda", None, 64, share=True) == "cuda"
+    assert place_ranks(None, None, 4, share=True) == place_ranks("cpu", "cuda", 4, share=True) == "cpu"
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_cuda_by_name_with_too_few_gpus_is_refused() -> None:
     with pytest.raises(ArgumentError, match="4 ranks on cuda need a GPU each, torch finds 2"):
         place_ranks("cuda", None, 4)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.cuda import HAS_GPUS, WHY_NOT
 from tests.launch import bodies
 from tests.launch.conftest import measured
 from workbench import Cluster, GroupMap
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 PROMISED_S = 3.0
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs with NCCL; CPU ranks: test_cluster.py"),
+    pytest.mark.skipif(not HAS_GPUS, reason=f"{WHY_NOT}; CPU ranks: test_cluster.py"),
     pytest.mark.timeout(300),
 ]
 

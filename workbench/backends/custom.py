@@ -66,7 +66,7 @@ def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> C
     the first use of any kernel loads it, and loading may wait for the device.
     Collective: every member of the channel's group; never while a stream captures.
     Raises: ResourceError, alike on every member and with nothing left behind, if a member cannot compile or allocate,
-        sits on another host, shares its GPU with another member, cannot map a peer, or does not see a peer's data.
+        sits on another host, cannot map a peer, or does not see a peer's data.
     """
     device = torch.cuda.current_device()
     kernels: list[abi.Kernels] = []

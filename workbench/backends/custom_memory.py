@@ -71,15 +71,14 @@ class SharedSlots:
 def share_slots(channel: Channel, kernels: abi.Kernels, device: int, shape: Shape) -> SharedSlots:
     """Allocate, exchange and map. Collective over the channel's group; never while a stream captures.
 
-    Raises: ResourceError, alike on every member and with nothing left behind, if a member has other kernels, shares its
-        GPU with another member, or if every way failed somewhere; it tells each way's reason.
+    Raises: ResourceError, alike on every member and with nothing left behind, if a member has other kernels, or if
+        every way failed somewhere; it tells each way's reason.
     """
     key = channel.key
     generation = _generations[key] = _generations.get(key, 0) + 1
 
     def introduce() -> Json:
         return {
-            "gpu": kernels.device(device)[2],
             "host": host_id(),
             "kernels": Path(kernels.path).name,
             "closed": sorted(_retired.get(key, {})),
@@ -169,10 +168,7 @@ def _free_retired(key: GroupKey, told: list[Json]) -> None:
 
 
 def _require_fit(key: GroupKey, told: list[Json]) -> None:
-    """One build of the kernels, one GPU a member; the same ResourceError on every member otherwise."""
+    """One build of the kernels; the same ResourceError on every member otherwise."""
     kernels = [answer["kernels"] for answer in told]
     if len(set(kernels)) > 1:
         raise ResourceError(f"{key}: members have different kernels: {kernels}")
-    gpus = [answer["gpu"] for answer in told]
-    if len(set(gpus)) < len(gpus):
-        raise ResourceError(f"{key}: two members share one GPU ({gpus}); give each member its own")

@@ -1,4 +1,4 @@
-"""Where ranks are: which host, which GPU. Memory can be shared on one host only, and each GPU by one member only."""
+"""Where ranks are: which host, which GPU. Some libraries' memory serves one host only, and one member a GPU."""
 
 from __future__ import annotations
 

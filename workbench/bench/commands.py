@@ -269,7 +269,7 @@ def _scenarios(arrival: tuple[str, ...], chain: tuple[str, ...]) -> tuple[Scenar
 def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more: Any) -> FusedSpec:
     from workbench.bench.run import under_torchrun
     from workbench.measure import FusedSpec, known_ways
-    from workbench.runtime.devices import choose_demo_device
+    from workbench.runtime.devices import choose_job_device
 
     ranks = options["ranks"]
     if under_torchrun():
@@ -277,7 +277,7 @@ def _spec(hidden: int, tokens: tuple[int, ...], options: dict[str, Any], **more:
         if ranks not in (None, world):
             raise click.UsageError(f"--ranks {ranks}, but torchrun started {world}; leave --ranks out")
         ranks = world
-    device, ranks = choose_demo_device(options["device"], ranks, default_ranks=2)
+    device, ranks = choose_job_device(options["device"], ranks, default_ranks=2)
     if options["peers"] and device != "cuda":
         raise click.UsageError("--peers holds kernels for GPUs, and this would run on CPU ranks; leave it out")
     without = tuple(options["without"].split(",")) if options["without"] else ()

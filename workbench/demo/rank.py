@@ -20,6 +20,7 @@ from workbench.launch import PROGRESS, end_with_starter
 from workbench.measure import Steps, Unfused, alternate
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
+from workbench.runtime.devices import take_gpu
 
 
 @record
@@ -29,7 +30,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     spec = DemoSpec.load(out / "spec.json")
     if spec.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        take_gpu()
     group_map = spec.group_map()
     kinds = kinds_with_peers(group_map)
     results: dict[str, dict[str, Any]] = {}

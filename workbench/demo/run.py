@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from workbench.backends.build import build_ahead
 from workbench.demo.report import write_report
 from workbench.demo.spec import DemoSpec
@@ -105,8 +107,10 @@ def _compared(device: str) -> dict[str, str]:
 
 
 def _crowding(spec: DemoSpec, world_size: int) -> str:
-    """What more CPU ranks than cores mean for the times; "" where that is not so."""
-    return tell_crowding(world_size, count_cores()) if spec.device == "cpu" else ""
+    """What more ranks than cores or GPUs mean for the times; "" where that is not so."""
+    if spec.device == "cuda":
+        return tell_crowding(world_size, torch.cuda.device_count(), "GPU")
+    return tell_crowding(world_size, count_cores())
 
 
 def _rejections(groups: dict[str, dict[str, Any]]) -> list[str]:

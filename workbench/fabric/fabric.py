@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ArgumentError
-from workbench.fabric.facts import Facts, Link, Outcome
+from workbench.fabric.facts import Facts, Link, Outcome, Trial
 from workbench.fabric.verdict import Verdict, name_ranks, name_shares
 from workbench.ranks import GroupKey
 
@@ -44,14 +44,16 @@ class Fabric:
 
     @property
     def devices(self) -> Verdict:
-        """Whether every member has a GPU of its own."""
+        """Whether every member has a GPU of its own, or one that its sharers were all allowed to share."""
         without = [f.world_rank for f in self.facts if not f.device]
         if without:
             return Verdict(False, f"{name_ranks(without)} without a GPU")
         shared = {d: ranks for d, ranks in self._ranks_by(lambda f: f.device).items() if len(ranks) > 1}
         if shared:
             device, ranks = next(iter(shared.items()))
-            return Verdict(False, f"{name_ranks(ranks)} share device {device}")
+            allowed = all(f.may_share for f in self.facts if f.device in shared)
+            word = ", as WORKBENCH_SHARE_GPUS allows" if allowed else ""
+            return Verdict(allowed, f"{name_ranks(ranks)} share device {device}{word}")
         return Verdict(True, "a GPU each", tuple(f"world rank {f.world_rank}: {f.device}" for f in self.facts))
 
     @property
@@ -174,7 +176,7 @@ class Fabric:
                 links = {link.device: link for link in one.links}
                 for other in members:
                     if one is not other:
-                        yield one, other, links.get(other.device)
+                        yield one, other, _SAME_GPU if _share(one, other) else links.get(other.device)
 
     def _all_links(self, what: str, read: Callable[[Link], Any]) -> Verdict:
         for one, other, link in self._pairs():
@@ -183,6 +185,16 @@ class Fabric:
                 way = f"{what} from world rank {one.world_rank} to world rank {other.world_rank}"
                 return Verdict(False, f"{way} {trial if trial is not None else _unseen(one)}")
         return Verdict(True, f"{what} tried and working between all GPUs of a host")
+
+
+_SAME_GPU = Link(
+    device="", nvlink=True, peer_access=Trial(Outcome.WORKS, "the same GPU"), ipc=Trial(Outcome.WORKS, "the same GPU")
+)
+
+
+def _share(one: Facts, other: Facts) -> bool:
+    """Whether both use one GPU and may."""
+    return bool(one.device) and one.device == other.device and one.may_share and other.may_share
 
 
 def _unseen(one: Facts) -> str:
@@ -196,6 +208,8 @@ def _reach(one: Facts, other: Facts) -> Verdict:
         return Verdict(True, "its own memory")
     if one.host != other.host:
         return Verdict(False, "untried (another host)")
+    if _share(one, other):
+        return Verdict(True, str(_SAME_GPU.peer_access))
     link = next((link for link in one.links if link.device == other.device), None)
     if link is None:
         return Verdict(False, _unseen(one))

@@ -87,6 +87,7 @@ class Facts:
     arch: "sm90".   num_sms: multiprocessors.   links: one a device that this rank can see, its own left out.
     vmm_fd, vmm_fabric: memory from cuMemCreate was exported, imported again, mapped, written and read.
     multicast_supported: the device's attribute.   multicast_forbidden: a setting says no; then nothing was tried.
+    may_share: a setting lets this rank use a GPU that other ranks use too.
     notes: what could not be read, and why.
     """
 
@@ -104,6 +105,7 @@ class Facts:
     vmm_fabric: Trial = UNTRIED
     multicast_supported: bool = False
     multicast_forbidden: bool = True
+    may_share: bool = False
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -129,6 +131,7 @@ class Facts:
             vmm_fabric=_read_trial(doc.take_child("vmm_fabric")),
             multicast_supported=doc.take_flag("multicast_supported"),
             multicast_forbidden=doc.take_flag("multicast_forbidden"),
+            may_share=doc.take_flag("may_share"),
             notes=doc.take_texts("notes"),
         )
         doc.end()

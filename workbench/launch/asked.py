@@ -25,17 +25,23 @@ def count_ranks(ranks: int | None, group_map: GroupMap | None) -> int:
     return wanted
 
 
-def place_ranks(asked: str | None, setting: str | None, ranks: int) -> str:
+def place_ranks(asked: str | None, setting: str | None, ranks: int, *, share: bool = False) -> str:
     """The device of all ranks: what was asked, else the setting, else what there is.
 
     A setting gives way to the number of ranks: a walk through a notebook needs its ranks more than it needs GPUs.
+    share: ranks may share a GPU, so any number of them has one where there is one.
     Raises: ArgumentError for another word, or for cuda with fewer GPUs than ranks.
     """
     if asked not in (None, "cpu", "cuda"):
         raise ArgumentError(f"device={asked!r}; allowed: 'cpu', 'cuda', or None for what there is")
     gpus = torch.cuda.device_count()
+    if gpus and (asked or setting) == "cuda" and share:
+        return "cuda"
     if asked == "cuda" and gpus < ranks:
-        raise ArgumentError(f"{ranks} ranks on cuda need a GPU each, torch finds {gpus}; use 'cpu' or fewer ranks")
+        raise ArgumentError(
+            f"{ranks} ranks on cuda need a GPU each, torch finds {gpus}; use 'cpu', fewer ranks, or "
+            f"WORKBENCH_SHARE_GPUS=1 (several ranks a GPU: right results, times that mean nothing)"
+        )
     if asked is None and setting == "cuda" and gpus < ranks:
         print(f"{ranks} ranks and {gpus} GPUs: CPU ranks, whatever WORKBENCH_DEVICE=cuda says", file=sys.stderr)
         return "cpu"

@@ -65,7 +65,7 @@ class Cluster:
         settings = Settings.read()
         num_ranks = count_ranks(ranks, group_map)
         timeout_s = settings.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        place = place_ranks(device, settings.device, num_ranks)
+        place = place_ranks(device, settings.device, num_ranks, share=settings.share_gpus)
         check_open_files(num_ranks)
         directory = claim_directory(num_ranks)
         spec = EngineSpec(

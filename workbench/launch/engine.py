@@ -27,7 +27,7 @@ from workbench.launch.spec import EngineSpec
 from workbench.launch.waits import poll_waits
 from workbench.ranks import GroupMap
 from workbench.runtime import Session
-from workbench.runtime.devices import choose_device
+from workbench.runtime.devices import choose_device, take_gpu
 from workbench.runtime.members import gather_over_store
 from workbench.runtime.process_group import default_store, init_default_group, start_generation
 from workbench.trace import Recorder
@@ -50,16 +50,15 @@ class Rank:
         self._calls = CallRecorder(recorder, self.group_map, timeout_s=spec.timeout_s)
         poll_waits(spec.timeout_s)
         self._calls.install()
+        gpu = torch.device("cpu")
         if self.device == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            gpu = torch.device("cuda", take_gpu())
             end_waits_on_interrupt(self._leave_gpu_waits)
         self._session: Session | None = None
         self._given: dict[str, Any] = {
             "rank": self.world_rank,
             "world_size": int(os.environ["WORLD_SIZE"]),
-            "device": torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            if self.device == "cuda"
-            else torch.device("cpu"),
+            "device": gpu,
             "torch": torch,
             "dist": dist,
             "group_map": self.group_map,

@@ -37,7 +37,8 @@ def exchange_hello(
     problem: what this rank cannot go on with.
     Raises, alike on every rank: ArgumentError or CallFailedError for a rank's problem, DeadlineError naming absent
     ranks, LayoutError if the map is for another world size,
-    PlanMismatchError if maps, devices, settings or deadlines differ, ArgumentError if two ranks share one GPU.
+    PlanMismatchError if maps, devices, settings or deadlines differ, ArgumentError if two ranks share one GPU and may
+    not.
     """
     hello: dict[str, Any] = {}
     if problem is None:
@@ -78,7 +79,7 @@ def exchange_hello(
             f"{group_map.world_size} ranks or build a map for {world_size}"
         )
     _compare(hellos, "devices", lambda h: str(h["device"]), "pass the same device= or set WORKBENCH_DEVICE alike")
-    for name in ("fusion", "custom_all_reduce", "multicast", "check"):
+    for name in ("fusion", "custom_all_reduce", "multicast", "share_gpus", "check"):
         variable = f"WORKBENCH_{name.upper()}"
         _compare(hellos, f"values of {variable}", itemgetter(name), f"set {variable} alike on every rank")
     _compare(
@@ -88,7 +89,8 @@ def exchange_hello(
         "pass the same timeout_s= or set WORKBENCH_TIMEOUT_S alike",
     )
     _compare(hellos, "torch versions", lambda h: str(h["torch"]), "install the same torch on every rank")
-    _refuse_shared_gpus(hellos)
+    if not settings.share_gpus:
+        _refuse_shared_gpus(hellos)
     return {
         r: Member(world_rank=r, host=h["host"], pid=h["pid"], started=h["started"], pid_namespace=h["pid_namespace"])
         for r, h in enumerate(hellos)
@@ -111,6 +113,7 @@ def _introduce(group_map: GroupMap, *, device: str, settings: Settings, timeout_
         "fusion": settings.fusion,
         "custom_all_reduce": settings.custom_all_reduce,
         "multicast": settings.multicast,
+        "share_gpus": settings.share_gpus,
         "check": settings.check,
         "timeout_s": timeout_s,
         "torch": torch.__version__,
@@ -137,7 +140,8 @@ def _refuse_shared_gpus(hellos: Sequence[dict[str, Any]]) -> None:
         if len(ranks) > 1:
             raise ArgumentError(
                 f"{ranks_text(ranks)} all use GPU {gpu}, which NCCL refuses; call "
-                f"torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the Session, or start fewer ranks"
+                f"torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the Session, start fewer ranks, or set "
+                f"WORKBENCH_SHARE_GPUS=1 for right results and times that mean nothing"
             )
 
 

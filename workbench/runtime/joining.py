@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from workbench.errors import CallFailedError, ClosedError, WorkbenchError
 from workbench.ranks import GroupMap
+from workbench.runtime.devices import let_nccl_share
 from workbench.runtime.hello import exchange_hello
 from workbench.runtime.members import OPENING, Member, opening_watch
 from workbench.runtime.opening import open_trace
@@ -82,6 +83,8 @@ def join_ranks(
                 timeout_s=timeout_s,
                 now_and_then=opening_watch(before.members if before is not None else {}, store, world_rank),
             )
+            if device == "cuda":
+                let_nccl_share(settings)
             watch = opening_watch(members, store, world_rank)
             made = make_groups(group_map, device=device, timeout_s=timeout_s, on_failure=watch)
             undo.callback(_leave_groups, made, broken)

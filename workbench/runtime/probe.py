@@ -78,6 +78,7 @@ def probe_facts(
         vmm_fabric=_trial(told["vmm_fabric"]),
         multicast_supported=bool((told["devices"].get("value") or {}).get("multicast", False)),
         multicast_forbidden=not settings.multicast,
+        may_share=settings.share_gpus,
         notes=(*notes, *([allocator_note] if allocator_note else [])),
     )
 

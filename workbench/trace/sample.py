@@ -32,9 +32,9 @@ class Sample:
         return cls(**data)
 
 
-def tell_crowding(ranks: int, cores: int) -> str:
-    """What times of more CPU ranks than cores are worth, in words; "" where each rank has a core."""
-    if ranks <= cores:
+def tell_crowding(ranks: int, places: int, what: str = "core") -> str:
+    """What times of more ranks than cores or GPUs are worth, in words; "" where each rank has its own."""
+    if ranks <= places:
         return ""
-    shared = "one core" if cores == 1 else f"{cores} cores"
+    shared = f"one {what}" if places == 1 else f"{places} {what}s"
     return f"{ranks} ranks share {shared}: times are noise, and ratios vary between runs"

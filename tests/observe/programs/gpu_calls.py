@@ -1,4 +1,7 @@
-"""NCCL on two GPUs, where a call returns before it is done. With `hang`, world rank 1 leaves out the last sum."""
+"""NCCL on two GPUs, where a call returns before it is done. With `hang`, world rank 1 leaves out the last sum.
+
+Where there is one GPU, both ranks use it: NCCL takes them for two hosts then, and goes over the network.
+"""
 
 import os
 import sys
@@ -9,7 +12,10 @@ import torch.distributed as dist
 
 
 def main():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+    if gpus == 1:
+        os.environ["NCCL_HOSTID"] = os.environ["RANK"]
     dist.init_process_group("nccl")
     x = torch.ones(1024, device="cuda") * (dist.get_rank() + 1)
     for _ in range(3):
