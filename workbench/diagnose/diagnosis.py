@@ -109,20 +109,18 @@ def _merge(claims: Iterable[Claim]) -> list[Claim]:
     Groups that share a rank stay apart: there one claim may be what the other leads to.
     """
     faults: list[list[Claim]] = []
+    likes: dict[object, list[tuple[set[int], list[Claim]]]] = defaultdict(list)  # by line, code and weight
     for claim in claims:
-        same = next((fault for fault in faults if all(_is_like(claim, other) for other in fault)), None)
-        if same is None:
-            faults.append([claim])
-        else:
-            same.append(claim)
+        group = claim.finding.group
+        ranks = set() if group is None or not claim.line else set(group.world_ranks)
+        like = likes[claim.line, claim.finding.code, claim.weight] if ranks else []
+        held, fault = next((one for one in like if one[0].isdisjoint(ranks)), (set[int](), list[Claim]()))
+        if not fault:
+            faults.append(fault)
+            like.append((held, fault))
+        fault.append(claim)
+        held |= ranks
     return [same[0] if len(same) == 1 else _merged(same) for same in faults]
-
-
-def _is_like(a: Claim, b: Claim) -> bool:
-    group, other = a.finding.group, b.finding.group
-    if not a.line or (a.line, a.finding.code, a.weight) != (b.line, b.finding.code, b.weight):
-        return False
-    return group is not None and other is not None and not set(group.world_ranks) & set(other.world_ranks)
 
 
 def _merged(claims: Sequence[Claim]) -> Claim:

@@ -340,8 +340,9 @@ def _name_groups(story: RankStory) -> dict[int, GroupName]:
     ordinals: dict[tuple[tuple[int, ...], int], set[int]] = defaultdict(set)
     for group in (*used.values(), *story.trace.groups):
         ordinals[group.world_ranks, group.generation].add(group.ordinal)
+    places = {same: {ordinal: place for place, ordinal in enumerate(sorted(o))} for same, o in ordinals.items()}
     names = {}
     for number, group in used.items():
-        place = sorted(ordinals[group.world_ranks, group.generation]).index(group.ordinal)
+        place = places[group.world_ranks, group.generation][group.ordinal]
         names[number] = GroupName(group.world_ranks, group.generation, place)
     return names
