@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from workbench.observe import captures, memory
-from workbench.observe.described import reduce_op_name
+from workbench.observe.described import _reduce_ops, reduce_op_name
 from workbench.observe.environment import DIRECTORY
 from workbench.observe.process import this_process
 from workbench.trace import RankTrace, read_rank
@@ -79,3 +80,10 @@ def test_workspaces_are_recorded_with_what_they_were_asked_for(recorded: Path) -
 def test_a_reduce_op_is_told_by_its_name_however_torch_wraps_it() -> None:
     wrapped = [dist.ReduceOp(dist.ReduceOp.RedOpType.MAX), dist.ReduceOp.MAX, dist.AllreduceCoalescedOptions().reduceOp]
     assert [reduce_op_name(op) for op in wrapped] == ["max", "max", "sum"]
+
+
+def test_what_is_no_reduce_op_is_told_by_its_type_alike_on_every_rank() -> None:
+    assert [reduce_op_name(op) for op in ("sum", object(), torch.ones(2), sum, 3)] == [
+        *("type str", "type object", "type Tensor", "type builtin_function_or_method", "type int"),
+    ]
+    assert not [op for op in _reduce_ops if isinstance(op, torch.Tensor)]

@@ -158,23 +158,25 @@ def dtype_name(dtype: Any) -> str:
 
 
 def reduce_op_name(op: Any) -> str:
-    """sum for ReduceOp.SUM."""
+    """sum for ReduceOp.SUM; "type str" for what is none: printed, it may be its address, another on each rank."""
     try:
         name = _reduce_ops.get(op)
     except TypeError:
         return _word(op)
     if name is None:
-        name = _reduce_ops[op] = _word(op)
+        name = _word(op)
+        if not name.startswith("type "):  # kept for ever, as the program's own objects must not be
+            _reduce_ops[op] = name
     return name
 
 
 def _word(op: Any) -> str:
-    name = getattr(op, "name", None)
-    if name is None:  # a ReduceOp, which prints as its address; it compares with the names there are
-        from torch.distributed import ReduceOp
+    from torch.distributed import ReduceOp
 
-        name = next((n for n, member in ReduceOp.RedOpType.__members__.items() if op == member), str(op))
-    return str(name).rpartition(".")[2].strip("<>: 0123456789").lower() or "?"
+    if not isinstance(op, ReduceOp | ReduceOp.RedOpType):
+        return f"type {type(op).__name__}"
+    # a ReduceOp too prints as its address, but compares with the names there are
+    return next((n.lower() for n, member in ReduceOp.RedOpType.__members__.items() if op == member), "?")
 
 
 def parts_words(sent: Any, sent_sizes: Any, taken: Any, taken_sizes: Any, num_members: int) -> str:
