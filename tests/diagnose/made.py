@@ -35,12 +35,14 @@ class Made:
         for rank in range(self.world_size):
             self.events[rank], self.groups[rank] = [], {}
 
-    def begin(self, rank: int, op: str, info: GroupInfo | None = None, **fields: Any) -> Event:
-        """A call that has begun; `end` ends it."""
+    def begin(
+        self, rank: int, op: str, info: GroupInfo | None = None, *, sequence: int | None = None, **fields: Any
+    ) -> Event:
+        """A call that has begun; `end` ends it. sequence: default: the next of its group, or peer."""
         said: dict[str, Any] = {"site": site(41)}
         if op == "all_reduce":
             said |= {"shape": (8, 64), "dtype": "float32", "reduce_op": "sum", "stride_class": "contiguous"}
-        return self._add(rank, Phase.BEGIN, op, info, said | fields)
+        return self._add(rank, Phase.BEGIN, op, info, said | fields, sequence=sequence)
 
     def end(self, begun: Event, error: str = "") -> Event:
         return self._add(

@@ -158,6 +158,30 @@ def test_a_rank_that_never_makes_a_group_is_told_once_it_has_gone_another_way() 
     assert _kinds(made, deadline_s=1.0, now_ns=made.now_ns)[0] == (Kind.GROUP_PLAN_MISMATCH, (2,))
 
 
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        (("", ""), "Torch returned at once and left the tensor as it was."),
+        (
+            ("ValueError: Invalid process group specified",) * 2,
+            "It raised ValueError: Invalid process group specified.",
+        ),
+        (
+            ("", "ValueError: no"),
+            "It raised ValueError: no. Torch returned at once and left the tensor as it was.",
+        ),
+    ],
+)
+def test_what_a_call_of_a_non_member_did_is_told_as_it_was(errors: tuple[str, str], told: str) -> None:
+    made = Made(2)
+    for error in errors:
+        made.call(1, "send", group("group", 0), error=error, note="non-member")
+    made.exit(0, 1)
+    (finding,) = diagnose(made.trace())
+    assert finding.kind is Kind.NON_MEMBER_CALL
+    assert finding.message.endswith(f"which is no member of group[0]. {told}")
+
+
 def test_without_group_is_wrong_where_no_declared_group_has_all_ranks() -> None:
     def told(op: str, **groups: list[list[int]]) -> list[tuple[Kind, Certainty]]:
         world = group("world", 0, 1)

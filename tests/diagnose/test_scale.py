@@ -54,6 +54,29 @@ def test_the_cost_grows_with_the_events_and_not_with_their_square(capsys) -> Non
     assert peak_gib < 2
 
 
+def _many_groups(number: int) -> Trace:
+    """A call on each of these groups of all four ranks; rank 3 raised before the last half of them."""
+    made = Made(4)
+    groups = [group("group", 0, 1, 2, 3, ordinal=n + 1, label=str(n + 1)) for n in range(number)]
+    for n, one in enumerate(groups):
+        for rank in range(3 if n >= number // 2 else 4):
+            made.groups[rank].setdefault(one)
+            made.call(rank, "all_reduce", one, sequence=1)
+    made.instant(3, "exception", error="ValueError: bad sample")
+    made.exit(3, status=1)
+    return made.trace()
+
+
+def test_the_cost_grows_with_the_groups_and_not_with_their_square() -> None:
+    def seconds(trace: Trace) -> float:
+        started = time.process_time()
+        assert diagnose(trace)[0].ranks == (3,)
+        return time.process_time() - started
+
+    tenth, whole = seconds(_many_groups(600)), seconds(_many_groups(6_000))
+    assert whole < 30 * tenth
+
+
 def test_in_a_large_trace_the_one_rank_that_left_out_the_last_call_is_named() -> None:
     (finding,) = diagnose(_trace(64, 2_000, skip=37))
     assert (finding.kind, finding.ranks) == (Kind.MISSING_CALL, (37,))

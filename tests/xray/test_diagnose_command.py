@@ -6,6 +6,7 @@ Exact: exit status, fields of the document, and the words that say what to do.
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.observe.traced import record, torchrun, workbench_diagnose
 from tests.xray.test_verdict import record_job
 from workbench.observe import Frame
 from workbench.trace import Recorder
-from workbench.xray.attach import Seen, View
+from workbench.xray.attach import Seen, View, look_at
 
 LOG = """\
 step 1
@@ -97,6 +98,34 @@ def test_a_trace_in_which_nothing_was_called_is_no_verdict_of_ok(tmp_path: Path)
     assert workbench_diagnose(tmp_path).stdout.startswith("nothing recorded: ")
 
 
+@pytest.mark.parametrize(
+    ("records", "verdict", "told"),
+    [
+        ((), "unknown", "which calls were made: the records of this job hold none"),
+        (("exit",), "unknown", "which calls were made: the records of this job hold none"),
+        (("all_reduce",), "ok", ""),
+        (None, "unknown", "/trace is gone"),
+    ],
+)
+def test_a_job_whose_records_hold_no_call_is_not_said_to_be_well(
+    tmp_path: Path, records: tuple[str, ...] | None, verdict: str, told: str
+) -> None:
+    traces = tmp_path / "trace"
+    if records is not None:
+        with Recorder.open(traces, 0) as recorder:
+            for op in records:
+                recorder.instant(op)
+    rank = subprocess.Popen(["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "1", "WORKBENCH_OBSERVE": str(traces)})
+    try:
+        view = look_at(rank.pid)
+    finally:
+        rank.kill()
+        rank.wait(10)
+    assert view.to_json()["verdict"] == verdict
+    assert any(told in text for text in view.unseen) or not told
+    assert str(view).startswith("no defect found so far\n" if verdict == "ok" else "verdict: unknown, since no call")
+
+
 @pytest.mark.timeout(200)
 def test_directories_of_two_runs_are_not_taken_for_two_nodes(tmp_path: Path) -> None:
     for name in ("first", "second"):
@@ -129,7 +158,7 @@ def test_stacks_that_all_stand_in_collectives_do_not_read_like_success() -> None
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_where_a_rank_computes_or_is_not_seen_no_hang_is_claimed(world_size: int) -> None:
     view = View(seen=(_seen(0, "all_reduce"), _seen(1, "all_reduce" if world_size == 3 else "")), world_size=world_size)
-    assert str(view).startswith("verdict: unknown, since nothing was recorded; this is where the ranks stand\n")
+    assert str(view).startswith("verdict: unknown, since no call was recorded; this is where the ranks stand\n")
 
 
 def _seen(world_rank: int, call: str) -> Seen:

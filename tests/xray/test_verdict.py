@@ -118,6 +118,60 @@ def test_a_command_that_recorded_nothing_is_said_to_be_unjudged(tmp_path: Path) 
     assert "nothing recorded: no process used torch.distributed" in done.stderr
 
 
+REMOVES = """
+import os, shutil, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(2))
+traces = os.environ["WORKBENCH_OBSERVE"]
+exec(sys.argv[1])
+dist.all_reduce(torch.ones(2))
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("shutil.rmtree(traces)", "/trace was removed while the command ran, and what was recorded with it"),
+        (
+            "shutil.rmtree(traces); os.makedirs(traces)",
+            "/trace was removed while the command ran, and what was recorded with it",
+        ),
+        ("os.unlink(f'{traces}/rank-00000.wbtrace')", "what world rank 0 recorded is gone from "),
+        ("os.truncate(f'{traces}/rank-00000.wbtrace', 0)", "/rank-00000.wbtrace: 0 bytes long"),
+    ],
+)
+def test_records_that_are_removed_while_they_are_made_leave_no_verdict_and_say_so(
+    tmp_path: Path, what: str, told: str
+) -> None:
+    done = trace(tmp_path, "--json", "verdict.json", "--", sys.executable, "-c", REMOVES, what)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "unknown"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("no verdict: ")
+    assert told in last
+
+
+def test_without_the_records_of_one_rank_no_verdict_says_that_all_is_well(tmp_path: Path) -> None:
+    record_job(tmp_path, "one")
+    assert judge(tmp_path).word == "ok"
+    (tmp_path / "rank-00001.wbtrace").unlink()
+    verdict = judge(tmp_path)
+    assert (verdict.word, verdict.trace is not None and verdict.trace.complete) == ("unknown", False)
+    assert str(verdict).splitlines() == [
+        "no defect found in 3 events of 1 ranks",
+        f"no verdict: what world rank 1 recorded is gone from {tmp_path}",
+    ]
+
+
+def test_a_rank_that_became_another_has_not_lost_its_records(tmp_path: Path) -> None:
+    claim_job(str(tmp_path), {"TORCHELASTIC_RUN_ID": "one"}, 7)
+    with Recorder.open(claim_job(str(tmp_path), {"TORCHELASTIC_RUN_ID": "one"}, 0), 0) as recorder:
+        recorder.group(WORLD).begin("all_reduce")
+    assert judge(tmp_path).lost == ""
+
+
 def test_a_verdict_that_finds_no_room_is_still_said(tmp_path: Path) -> None:
     done = trace(tmp_path, "--json", "/dev/full", "--", "true")
     assert done.returncode == 1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from workbench.observe.declared import declare
     from workbench.observe.ended import Ended, boot_id, mark_ended, read_ended
     from workbench.observe.environment import recorded_environment
-    from workbench.observe.jobs import find_jobs, read_run_id
+    from workbench.observe.jobs import find_jobs, find_lost, read_run_id
     from workbench.observe.observed import read_observed
     from workbench.observe.stacks import Frame, dump_stacks
 
@@ -21,6 +21,7 @@ __all__ = [
     "declare",
     "dump_stacks",
     "find_jobs",
+    "find_lost",
     "mark_ended",
     "read_ended",
     "read_observed",
@@ -37,6 +38,7 @@ _HOMES = {
     "declare": "declared",
     "dump_stacks": "stacks",
     "find_jobs": "jobs",
+    "find_lost": "jobs",
     "read_run_id": "jobs",
     "read_observed": "observed",
     "recorded_environment": "environment",

@@ -11,8 +11,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,10 +69,7 @@ def claim_job(directory: str, environ: Mapping[str, str], world_rank: int, *, pl
 
 def read_run_id(directory: str | os.PathLike[str]) -> str:
     """The run id that torchrun gave to the first job that recorded into `directory`; "" if it gave none."""
-    try:
-        claims = _parse(Path(directory, _CLAIMS).read_text(errors="replace"))
-    except OSError:
-        return ""
+    claims = _read(directory)
     return claims[0].run if claims else ""
 
 
@@ -81,6 +79,22 @@ def find_jobs(directories: Iterable[str | os.PathLike[str]]) -> tuple[tuple[Path
     below = {p.name for top in tops for p in top.glob("job-*") if p.is_dir() and p.name[4:].isdecimal()}
     later = sorted(below, key=lambda name: int(name[4:]))
     return (tuple(tops), *(tuple(top / name for top in tops if (top / name).is_dir()) for name in later))
+
+
+def find_lost(job: Iterable[Path], found: Collection[tuple[int, int]]) -> tuple[int, ...]:
+    """World ranks that were to record into these directories, of the latest restart, and left no file.
+
+    job: one of find_jobs. found: world rank and pid of those that left one.
+    """
+    lost = set()
+    for directory in job:
+        number = int(directory.name[4:]) if re.fullmatch(r"job-\d+", directory.name) else 1
+        top = directory if number == 1 else directory.parent
+        latest = {c.pid: c for c in _read(top)}  # a process may have become another rank
+        members = [c for c in latest.values() if c.job == number]
+        restarts = max((c.restarts for c in members), default=0)
+        lost |= {c.world_rank for c in members if c.restarts == restarts and (c.world_rank, c.pid) not in found}
+    return tuple(sorted(lost))
 
 
 def _belongs(mine: _Claim, members: list[_Claim]) -> bool:
@@ -107,6 +121,13 @@ def _lives(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def _read(directory: str | os.PathLike[str]) -> list[_Claim]:
+    try:
+        return _parse(Path(directory, _CLAIMS).read_text(errors="replace"))
+    except OSError:
+        return []
 
 
 def _parse(text: str) -> list[_Claim]:

@@ -85,7 +85,7 @@ class View:
         }
 
     def __str__(self) -> str:
-        lines = [str(f) for f in self.findings] if self.judged else [self._unjudged()]
+        lines = [str(f) for f in self.findings] or ["no defect found so far" if self.judged else self._unjudged()]
         places: dict[str, list[int]] = {}
         for seen in self.seen:
             places.setdefault(seen.place, []).append(seen.world_rank)
@@ -100,7 +100,7 @@ class View:
                 "verdict: unknown, but every rank waits inside torch.distributed: if they still do in a minute, the "
                 "job hangs. Calls that differ below are a hint; `workbench trace -- COMMAND` finds whose fault it is"
             )
-        return "verdict: unknown, since nothing was recorded; this is where the ranks stand"
+        return "verdict: unknown, since no call was recorded; this is where the ranks stand"
 
 
 def look_at(pid: int) -> View:
@@ -119,11 +119,13 @@ def look_at(pid: int) -> View:
     if missing:
         unseen.append(f"world ranks {', '.join(map(str, missing))}: not below this launcher on this host, or gone")
     recorded = _recorded(variables, unseen)
+    if recorded is not None and not recorded.recorded:
+        unseen.append("which calls were made: the records of this job hold none")
     return View(
         seen=seen,
         world_size=world_size,
         findings=recorded.findings if recorded is not None else (),
-        judged=recorded is not None,
+        judged=recorded is not None and recorded.word in ("ok", "defect"),
         unseen=tuple(dict.fromkeys(unseen)),
     )
 
@@ -205,9 +207,14 @@ def _recorded(variables: Mapping[str, str], unseen: list[str]) -> Verdict | None
     directory = variables.get("WORKBENCH_OBSERVE", "")
     if directory and Path(directory).is_dir():
         return judge(directory, running=True, deadline_s=0)
+    if directory:
+        unseen.append(f"what the job recorded: {directory} is gone")
     prefix = next((variables[name] for name in _DUMPS if variables.get(name)), "")
     if not prefix:
-        unseen.append("which calls were made: the job was not started by `workbench trace`, and no dump is configured")
+        if not directory:
+            unseen.append(
+                "which calls were made: the job was not started by `workbench trace`, and no dump is configured"
+            )
         return None
     try:
         trace = read_flight_recorder(Path(prefix).parent)

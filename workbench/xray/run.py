@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -58,16 +60,17 @@ def trace_command(
         if verdict is not None:
             verdict = replace(verdict, stacks=_stacks(traces, verdict), ended_at_deadline_s=deadline_s)
             _tell(verdict, say)
-            mark_ended(traces, deadline_s=deadline_s)
+            _mark_ended(traces, deadline_s)
             job.end()
             return Outcome(verdict=verdict, status=_status(job))
         status = job.status
     assert status is not None
     try:
         verdict = judge(traces)
-    except TraceError as e:  # every rank was ended before its file was whole
-        say(str(e))
-        verdict = Verdict(trace=None)
+    except TraceError as e:  # every rank was ended before its file was whole, or all files were cut
+        verdict = Verdict(trace=None, lost=str(e))
+    if watch.lost:
+        verdict = replace(verdict, lost=watch.lost)
     if verdict.findings:
         say(str(verdict))
     return Outcome(verdict=verdict, status=status)
@@ -76,7 +79,7 @@ def trace_command(
 def _interrupted(job: Job, traces: Path, say: Callable[[str], None]) -> Outcome:
     """Pass Ctrl-C on and say where the ranks stood; who waited for a second by then was waiting."""
     verdict = as_interrupted(judge(traces, deadline_s=_QUIET_S, running=True))
-    mark_ended(traces, deadline_s=_QUIET_S, interrupted=True)
+    _mark_ended(traces, _QUIET_S, interrupted=True)
     job.interrupt()
     say(str(verdict))
     say("interrupted; a second Ctrl-C ends the job at once")
@@ -86,6 +89,11 @@ def _interrupted(job: Job, traces: Path, say: Callable[[str], None]) -> Outcome:
     except KeyboardInterrupt:
         job.end()
     return Outcome(verdict=verdict, status=_status(job))
+
+
+def _mark_ended(traces: Path, deadline_s: float, *, interrupted: bool = False) -> None:
+    with contextlib.suppress(OSError):  # the directory is gone, or its disk full: only a later look would read this
+        mark_ended(traces, deadline_s=deadline_s, interrupted=interrupted)
 
 
 def _tell(verdict: Verdict, say: Callable[[str], None]) -> None:
@@ -106,14 +114,25 @@ class _Watch:
         self._job, self._traces, self._deadline_s, self._keep = job, traces, deadline_s, keep
         self._say, self._screen = say, screen
         self._told: object = None  # what was found when the job was last told of
+        self._directory = os.open(traces, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.lost = ""
 
     def until_verdict(self) -> Verdict | None:
         """The verdict on a job that hangs and is not kept; None once the command has ended by itself."""
+        try:
+            return self._until_verdict()
+        finally:
+            os.close(self._directory)
+
+    def _until_verdict(self) -> Verdict | None:
         progress, moved = 0, time.monotonic()
         next_look = self._deadline_s
         while self._job.status is None:
             self._job.wait(_POLL_S)
+            self._look_whether_removed()
             now = self._progress()
+            if now < progress and not self.lost:
+                self._say(f"some of what was recorded is gone from {self._traces}: a hang may not be seen")
             quiet_s = time.monotonic() - moved
             if now != progress:
                 progress, moved, next_look = now, time.monotonic(), self._deadline_s
@@ -129,7 +148,16 @@ class _Watch:
             elif quiet_s > _QUIET_S and self._screen.wanted:
                 self._show()
         self._screen.clear()
+        self._look_whether_removed()
         return None
+
+    def _look_whether_removed(self) -> None:
+        if self.lost or (self._traces.is_dir() and os.fstat(self._directory).st_nlink):
+            return
+        self.lost = f"{self._traces} was removed while the command ran, and what was recorded with it"
+        if self._job.status is None:
+            self._screen.clear()
+            self._say(f"{self.lost}; the command goes on, and nothing watches whether it hangs")
 
     def _tell_if_new(self, verdict: Verdict) -> None:
         found = [(f.code, f.ranks, f.evidence) for f in verdict.findings]  # a message also says how long

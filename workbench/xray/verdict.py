@@ -6,7 +6,7 @@ import linecache
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from workbench.diagnose import Certainty, Finding, diagnose
-from workbench.observe import Frame, boot_id, find_jobs, read_ended, read_observed
+from workbench.observe import Frame, boot_id, find_jobs, find_lost, read_ended, read_observed
 from workbench.trace import Trace, TraceError
 from workbench.xray.frames import program_frame
 from workbench.xray.standing import Standing, find_standings, waiting_ranks
@@ -32,6 +32,7 @@ class Verdict:
         jobs, and everything else is of one of them.
     ended_at_deadline_s: seconds without an event after which the job was ended; None if it was not.
     interrupted: Ctrl-C came first, and the findings are those of that moment.
+    lost: which records are gone or cannot be read, of a job that is over: without a finding there is no verdict.
     """
 
     trace: Trace | None
@@ -42,6 +43,7 @@ class Verdict:
     stacks: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
     ended_at_deadline_s: float | None = None
     interrupted: bool = False
+    lost: str = ""
     jobs: tuple[Verdict, ...] = ()
 
     @property
@@ -56,7 +58,7 @@ class Verdict:
         """The verdict in a word, as documents have it."""
         if self.findings:
             return "defect"
-        return "ok" if self.recorded and not self.interrupted else "unknown"
+        return "ok" if self.recorded and not self.interrupted and not self.lost else "unknown"
 
     @property
     def world_size(self) -> int:
@@ -82,6 +84,8 @@ class Verdict:
             return f"interrupted; {word}" if self.interrupted else word
         if self.interrupted:
             return "interrupted, so no verdict"
+        if self.lost:
+            return f"no verdict: {self.lost}"
         if not self.recorded:
             return (
                 "nothing recorded: no process used torch.distributed (or its environment was taken from it: env -i, "
@@ -126,6 +130,7 @@ class Verdict:
             lines += [f"    {text}" for text in self.late_ranks(finding)]
         if not self.findings and not self.interrupted:
             lines.append(f"no defect found in {len(self.trace.events)} events of {len(self.trace.ranks)} ranks")
+            lines += [self.conclusion] if self.lost else []
         if self.findings or self.interrupted:
             lines += [str(s) for s in self.standings]
         return "\n".join(_plain(line) for line in lines)
@@ -171,7 +176,8 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
         return verdicts[0]
     faulty = [v for v in verdicts if v.findings]
     shown = next((v for v in faulty if v.waiting), (faulty or verdicts[-1:])[0])
-    return replace(shown, findings=tuple(f for v in faulty for f in v.findings), jobs=verdicts)
+    lost = "; ".join(dict.fromkeys(v.lost for v in verdicts if v.lost))
+    return replace(shown, findings=tuple(f for v in faulty for f in v.findings), lost=lost, jobs=verdicts)
 
 
 def _judge_job(
@@ -180,9 +186,14 @@ def _judge_job(
     try:
         trace = read_observed(*directories, job=job)
     except TraceError:
-        if not running and any(next(d.glob("*.wbtrace"), None) for d in job):
+        if running:
+            return Verdict(trace=None)  # a rank may still be making its file
+        if any(next(d.glob("*.wbtrace"), None) for d in job):
             raise
-        return Verdict(trace=None)  # a rank of a running job may still be making its file
+        return Verdict(trace=None, lost=_lost(job, ()))
+    lost = _lost(job, {(r.world_rank, r.header.pid) for r in trace.ranks}) if not trace.unreadable else ""
+    if lost:
+        trace = replace(trace, unreadable=((", ".join(map(str, job)), lost),))
     ended = None if running else read_ended(directories)
     if ended is not None:
         then_ns = _on(trace, ended.boot_id, ended.monotonic_ns)
@@ -191,7 +202,15 @@ def _judge_job(
             return as_interrupted(verdict)
         return replace(verdict, ended_at_deadline_s=ended.deadline_s)
     now_ns = _on(trace, boot_id(), time.monotonic_ns()) if running else None
-    return judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace))
+    verdict = judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace))
+    return verdict if running else replace(verdict, lost="; ".join(text for _, text in trace.unreadable))
+
+
+def _lost(job: Sequence[Path], found: Collection[tuple[int, int]]) -> str:
+    """Whose records are gone, in words. See find_lost."""
+    ranks = find_lost(job, found)
+    words = f"world rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"what {words} recorded is gone from {', '.join(map(str, job))}" if ranks else ""
 
 
 def as_interrupted(verdict: Verdict) -> Verdict:

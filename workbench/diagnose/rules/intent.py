@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.scene import CREATION, EXCHANGES, Scene, marks
-from workbench.diagnose.words import call_words, group_words, ranks_words
+from workbench.diagnose.words import call_words, group_words, raised, ranks_words
 from workbench.trace import CallSite, RankCall
 
 _HARMLESS = CREATION | {"barrier", "monitored_barrier"}
@@ -55,14 +55,15 @@ def _stranger(scene: Scene, calls: list[RankCall]) -> Claim:
     failed = any(
         c.event.site == line and c.end is not None and c.end.error for s in scene.ranks.values() for c in s.calls
     )
+    returned = any(c.end is not None and not c.end.error for c in calls)
     return Claim.about(
         calls,
         code="group.non-member",
         kind=Kind.NON_MEMBER_CALL,
         ranks=ranks,
         message=f"{call_words(event)} was called by {ranks_words(ranks)}, which "
-        f"{'is no member' if len(ranks) == 1 else 'are no members'}{of}: torch returned at once and left the tensor "
-        f"as it was.",
+        f"{'is no member' if len(ranks) == 1 else 'are no members'}{of}."
+        f"{raised(calls)}{' Torch returned at once and left the tensor as it was.' if returned else ''}",
         weight=Weight.SYMPTOM if failed else Weight.CAUSE,
         fix="call it on members only, or make a group that has these ranks",
     )
