@@ -2,6 +2,7 @@
 
     collectives    one call each; steps inside an object collective are recorded too, and say inside what
     send, recv     isend, irecv and batches of them too, with the peer
+    coalesced      calls that torch holds back, until it has made them
     groups         init_process_group, new_group, destroy_process_group, with the members asked for
     waits          Work.wait, and Store.wait, get and multi_get
 Nothing is called that the program does not call, and nothing is changed in what it gets.
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from workbench.observe.below_python import cover_process_group
+from workbench.observe.coalesced import recorded_manager
 from workbench.observe.endings import record_endings, tell_exception
 from workbench.observe.groups import forget_group, forget_groups, known_group, note_group
 from workbench.observe.process import this_process
@@ -33,6 +35,7 @@ def install(module: Any) -> None:
             setattr(module, name, recorded(module, name, getattr(module, name)))
     module.init_process_group = _recorded_init(module, module.init_process_group)
     module.new_group = _recorded_new_group(module, module.new_group)
+    module._coalescing_manager = recorded_manager(module, module._coalescing_manager)
     module.destroy_process_group = _recorded_destroy(module, module.destroy_process_group)
     record_work_waits(module.Work)
     record_store_waits(module.Store)

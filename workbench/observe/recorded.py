@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from workbench.observe.coalesced import holding
 from workbench.observe.described import Described
 from workbench.observe.endings import tell_exception
 from workbench.observe.groups import Known, known_group, known_groups, strange_group
@@ -80,6 +81,11 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
         if inside is OPAQUE or not this_process.live:
             return original(*args, **kwargs)
         is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
+        held = None
+        if holding:
+            group = args[group_at] if len(args) > group_at else kwargs.get("group")
+            held = holding.get(world._default_pg if group is None else group)
+            is_async = held.is_async if held is not None else is_async
         door: Lane | Recorder
         try:
             door, token, gpu = begin(args, kwargs, is_async, inside)
@@ -95,7 +101,9 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
             raise
         finally:
             here.inside = inside
-        if gpu is not None and this_process.capturing:
+        if held is not None:
+            held.add(door, token, op, gpu)
+        elif gpu is not None and this_process.capturing:
             door.end(token)  # what is to be waited for is the graph
         elif is_async and result is not None:
             start_work(result, door, token, op, polled=gpu is not None or not is_peered, on_gpu=gpu is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,18 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A call under way: where its end belongs, and what a wait for it is to be called."""
+    """A call under way: where its end belongs, and what a wait for it is to be called. others: that end with it."""
 
     door: Lane | Recorder
     token: Token | None
     text: str
     on_gpu: bool
+    others: Sequence[tuple[Lane | Recorder, Token | None, str]]
+
+    def end(self, error: str) -> None:
+        self.door.end(self.token, error=error)
+        for door, token, _ in self.others:
+            door.end(token, error=error)
 
 
 _started: dict[Any, _Started] = {}  # by Work, which is kept until its call has ended
@@ -38,20 +44,30 @@ _watching = threading.Lock()
 
 
 def start_work(
-    work: Any, door: Lane | Recorder, token: Token | None, op: str, *, polled: bool, on_gpu: bool = False
+    work: Any,
+    door: Lane | Recorder,
+    token: Token | None,
+    op: str,
+    *,
+    polled: bool,
+    on_gpu: bool = False,
+    others: Sequence[tuple[Lane | Recorder, Token | None, str]] = (),
 ) -> None:
     """Remember a call that returned a Work. `polled`: ask the Work itself whether it has completed.
 
-    Sends and receives between CPUs never say so. `on_gpu`: a wait returns before the Work is done.
+    Sends and receives between CPUs never say so. `on_gpu`: a wait returns before the Work is done. `others`: calls
+    for which the Work stands too.
     """
     if _unwatched is not None:
         _watch_waits()
     group = f" on {door.info.key}" if isinstance(door, Lane) and door.info is not None else ""
     number = f" #{token[1]}" if token is not None and group else ""
+    more = f" and {len(others)} more" if others else ""
+    started = _Started(door, token, f"{op}{number}{group}{more}", on_gpu, others)
     try:
-        _started[work] = _Started(door, token, f"{op}{number}{group}", on_gpu)
+        _started[work] = started
     except TypeError:  # no Work, but whatever stands for one
-        door.end(token)
+        started.end("")
         return
     if polled:
         _polled.add(work)
@@ -126,7 +142,7 @@ def _end(work: Any, error: str = "") -> None:
     _polled.discard(work)
     started = _started.pop(work, None)
     if started is not None:
-        started.door.end(started.token, error=error)
+        started.end(error)
 
 
 def start_polling() -> None:
