@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,13 +210,22 @@ def step_segments(checks: Checks) -> None:
 def step_room(checks: Checks) -> None:
     with opened() as s:
         s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=1, backend="custom")  # probes need memory too
-        held = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
+        shared = torch.cuda.device_count() < 2
+        held = None
+        if s.world_rank == 0 or not shared:
+            held = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
+        s.barrier(group="tp")
         try:
             s.prepare("tp", hidden=HIDDEN, dtype=torch.bfloat16, max_tokens=4096, backend="custom")
             checks.that(False, "room for 112 MiB was found where 64 MiB are free")
         except ResourceError as e:
             say(e)
-            checks.alike(str(e), "bytes asked of GPU memory", "are free", "world rank 0", "world rank 1")
+            checks.alike(
+                str(e),
+                "bytes asked of GPU memory",
+                "are free",
+                *(("world ranks 0, 1",) if shared else ("world rank 0", "world rank 1")),
+            )
         del held
         torch.cuda.empty_cache()
         if s.world_rank == 1:
@@ -265,6 +275,14 @@ def step_captures(checks: Checks) -> None:
         graph.replay()
         torch.cuda.synchronize()
         checks.that(y.unique().tolist() == [2.0], "the caller's own graph did not survive the refusals")
+        with warnings.catch_warnings(record=True) as warned:
+            try:
+                with s.capture():
+                    s.all_reduce(x[:, :64].contiguous(), group="tp")
+                checks.that(False, "a hidden size that nobody prepared was captured")
+            except CaptureError as e:
+                say(e)
+        checks.that(not warned, f"a refused capture warns as well: {[str(w.message) for w in warned]}")
         with s.capture() as c:
             total = s.all_reduce(x, group="tp")
             refusals(other)

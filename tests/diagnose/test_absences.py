@@ -176,6 +176,26 @@ def test_a_process_that_is_gone_without_a_word_is_dead() -> None:
     assert [(f.kind, f.ranks) for f in findings] == [(Kind.PEER_DEAD, (1,)), (Kind.MISSING_CALL, (1,))]
 
 
+@pytest.mark.parametrize("path", ["nccl", "custom.fused.push"])
+def test_a_group_that_a_captured_graph_holds_is_not_destroyed_and_only_nccl_waits_for_graphs(path: str) -> None:
+    made = Made(2)
+    for rank in (0, 1):
+        capture = made.begin(rank, "capture", site=site(70))
+        made.call(rank, "all_reduce", group("world", 0, 1), capture=True, path=path, site=site(71))
+        made.end(capture)
+        made.begin(rank, "destroy_process_group", group("world", 0, 1), site=site(80))
+    made.pause(30)
+    found = diagnose(made.trace(), deadline_s=5.0, now_ns=made.now_ns)
+    if path != "nccl":
+        assert found == ()
+        return
+    (finding,) = found
+    assert (finding.code, finding.kind, finding.ranks) == ("stalled.destroy", Kind.STALLED, (0, 1))
+    assert "destroy_process_group in main (train.py:80)" in finding.message
+    assert "all_reduce in main (train.py:71)" in finding.message
+    assert "graph.reset()" in finding.fix
+
+
 def test_all_inside_and_nothing_moves() -> None:
     made = Made(3)
     _waiting(made, 0, 1, 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -83,11 +84,19 @@ def recording(capture: Capture, device: str) -> Iterator[None]:
         with ExitStack() as graph:
             if device == "cuda":
                 capture.graph = torch.cuda.CUDAGraph()
+                quiet = graph.enter_context(ExitStack())  # ends after the graph has
                 # thread_local: NCCL's watchdog asks after its events meanwhile, which "global" would call an error
                 graph.enter_context(torch.cuda.graph(capture.graph, capture_error_mode="thread_local"))
+                graph.callback(_expect_empty, quiet)
             yield
     finally:
         _open.remove(capture)
+
+
+def _expect_empty(quiet: ExitStack) -> None:
+    """Keep torch from warning of a graph without calls: where one was refused, the refusal says what to do."""
+    quiet.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 
 
 class Capture:

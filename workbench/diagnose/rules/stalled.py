@@ -1,8 +1,11 @@
-"""A call that all members entered and in which nothing moves; a receive whose peer has sent, yet nothing that fits.
+"""A call that all members entered and in which nothing moves; a receive whose peer has sent, yet nothing that fits; a
+group that cannot be destroyed.
 
 Example: all four members are inside all_reduce of tp[0,1,2,3] for 30 s, with equal arguments.
 Claim: `stalled`, all members: no rank stands out, so the cause lies below the calls (a link, a device, a stuck thread).
-Evidence: the calls that wait, and the peer's sends.
+A rank that waits in destroy_process_group after it captured a collective: a CUDA graph still holds the communicator
+(seen with NCCL 2.28, whose commDestroySync waits until no graph does).
+Evidence: the calls that wait, and the peer's sends, or what was captured.
 Try: the stacks and the links; for a receive, the tags and sizes of both sides.
 """
 
@@ -23,6 +26,7 @@ _LEAST_NS = 1_000_000_000  # a call of a second is a call
 def rule(scene: Scene) -> Iterator[Claim]:
     yield from _collectives(scene)
     yield from _pairs(scene)
+    yield from _leaving(scene)
 
 
 def _collectives(scene: Scene) -> Iterator[Claim]:
@@ -71,6 +75,33 @@ def _pairs(scene: Scene) -> Iterator[Claim]:
             fix="compare tag= and the sizes on both sides, and the order in which each side makes its calls",
         )
         return
+
+
+def _leaving(scene: Scene) -> Iterator[Claim]:
+    """Ranks that wait in destroy_process_group after they captured a collective. Without a capture nothing is known."""
+    held: list[tuple[RankCall, RankCall]] = []
+    for story in scene.ranks.values():
+        last = story.calls[-1] if story.calls else None
+        if last is None or last.event.op != "destroy_process_group" or not scene.waits(last):
+            continue
+        captured = next((c for c in reversed(story.calls) if c.event.capture and "nccl" in (c.event.path or "")), None)
+        if captured is not None and scene.end_ns - last.event.time_ns >= max(_LEAST_NS, scene.patience_ns):
+            held.append((last, captured))
+    if not held:
+        return
+    last, captured = held[0]
+    yield Claim.about(
+        [waiting for waiting, _ in held],
+        code="stalled.destroy",
+        kind=Kind.STALLED,
+        ranks=(waiting.event.world_rank for waiting, _ in held),
+        message=f"{call_words(last.event)} does not end: NCCL waits for every CUDA graph that holds a call on the "
+        f"communicator, and {call_words(captured.event)} was captured.",
+        shown=[call for pair in held for call in pair][:8],
+        certainty=Certainty.LIKELY,
+        weight=Weight.ALONE,
+        fix="let the graphs go before their groups: graph.reset(), or del what holds them, then destroy_process_group",
+    )
 
 
 def _peer(call: RankCall) -> int:
