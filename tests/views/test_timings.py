@@ -51,8 +51,8 @@ def test_a_group_of_many_members_goes_by_its_ends_under_its_bar() -> None:
     assert long in figure.data[0].hovertext[1]
 
 
-def test_bars_of_a_narrow_span_have_ticks_beside_them() -> None:
-    """From 280 to 400 us there is no 1, 2 or 5 of a decade."""
+def test_bars_of_like_lengths_start_at_zero_and_of_unlike_ones_stand_on_a_logarithmic_axis() -> None:
     steady = replace(_sample("tp[0,1]", "fused", 1, 300.0), best_us=280.0, worst_us=400.0)
     near, far = timings_figure([steady]), timings_figure([steady, replace(steady, worst_us=3000.0)])
-    assert (near.layout.yaxis.dtick, far.layout.yaxis.dtick) == ("L50", "D2")
+    assert (near.layout.yaxis.type, near.layout.yaxis.rangemode) == ("linear", "tozero")
+    assert (far.layout.yaxis.type, far.layout.yaxis.dtick) == ("log", "D2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
@@ -17,7 +16,7 @@ MOST_MEMBERS = 8
 
 
 def timings_figure(samples: Sequence[Sample]) -> go.Figure:
-    """Bars on a logarithmic axis: the kind's colour for the fused path, pale for the same in steps, grey for others.
+    """Bars: the kind's colour for the fused path, pale for the same in steps, grey for others.
 
     Whiskers: all rounds.
     """
@@ -59,7 +58,7 @@ def timings_figure(samples: Sequence[Sample]) -> go.Figure:
     look = theme.layout("", height=340)
     look["legend"] |= {"y": 1.14}  # above the panels' titles
     figure.update_layout(**look, barmode="group", margin={"l": 60, "r": 10, "t": 70, "b": 20})
-    figure.update_yaxes(type="log", gridcolor=theme.GRID, dtick=_ticks(samples))
+    figure.update_yaxes(gridcolor=theme.GRID, **_scale(samples))
     figure.update_yaxes(title_text="µs a call, slowest member", col=1)
     return figure
 
@@ -81,15 +80,13 @@ def _colour(sample: Sample, *, fused: bool) -> str:
     return theme.mix(theme.kind_colour(sample.kind), "#FFFFFF", 0.55) if sample.variant == "steps" else "#A0A4AB"
 
 
-def _ticks(samples: Sequence[Sample]) -> str:
-    """plotly's dtick: 1, 2, 5 of each decade, since few bars span two; even steps where bars span a part of one."""
+def _scale(samples: Sequence[Sample]) -> dict[str, str]:
+    """The axis: logarithmic where bars differ much in length, with ticks at 1, 2, 5; else from zero, so that lengths
+    compare."""
     times_us = [t for s in samples for t in (s.best_us, s.worst_us)] or [1.0]
-    low, high = min(times_us), max(times_us)
-    if not low < high < 4 * low:
-        return "D2"
-    wanted = (high - low) / 4
-    unit = 10.0 ** math.floor(math.log10(wanted))
-    return f"L{next(n * unit for n in (1, 2, 5, 10) if n * unit >= wanted):g}"
+    if max(times_us) < 4 * min(times_us):
+        return {"type": "linear", "rangemode": "tozero"}
+    return {"type": "log", "dtick": "D2"}
 
 
 def _label(kind: str) -> str:
