@@ -30,9 +30,9 @@ template <class T, class Ranks> struct Push {
   }
 
   template <class Epilogue> int with_ranks() const {
-    if (c.algorithm == WBK_ALGORITHM_TWO_SHOT_PUSH) return go(two_shot_kernel<T, Epilogue, Ranks>, layout().groups(c.tokens));
-    if (c.ranks == 2) return go(push_kernel<T, 2, Epilogue, Ranks>, c.tokens);
-    return go(push_kernel<T, 0, Epilogue, Ranks>, c.tokens);
+    if constexpr (!Ranks::kTwo)
+      if (c.algorithm == WBK_ALGORITHM_TWO_SHOT_PUSH) return go(two_shot_kernel<T, Epilogue, Ranks>, layout().groups(c.tokens));
+    return go(push_kernel<T, Epilogue, Ranks>, c.tokens);
   }
 
   Layout layout() const { return {c.ranks, c.plane_rows, c.hidden / Numbers<T>::kCount}; }
@@ -110,7 +110,9 @@ template <class T, class Ranks> struct Push {
 };
 
 template <class T> int push_of(const WbkCall &c, cudaStream_t stream, uint32_t *resident) {
-  return c.virtual_ranks ? Push<T, VirtualRanks>{c, stream, resident}.run() : Push<T, OneRank>{c, stream, resident}.run();
+  if (c.ranks == 2 && c.algorithm == WBK_ALGORITHM_PUSH)
+    return c.virtual_ranks ? Push<T, BothOfTwo>{c, stream, resident}.run() : Push<T, OneOfTwo>{c, stream, resident}.run();
+  return c.virtual_ranks ? Push<T, AllOfMany>{c, stream, resident}.run() : Push<T, OneOfMany>{c, stream, resident}.run();
 }
 
 } // namespace wbk

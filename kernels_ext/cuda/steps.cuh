@@ -11,16 +11,19 @@ namespace wbk {
 
 // ---- parameters
 
-struct OneRank {
-  static constexpr uint32_t kEntries = 1;
+// How many ranks the parameters have room for, and how many of them one launch plays. With two, every branch over ranks is gone.
+template <uint32_t played, uint32_t ranks> struct Room {
+  static constexpr uint32_t kPlayed = played, kRanks = ranks;
+  static constexpr bool kTwo = ranks == 2;
 };
-struct VirtualRanks {
-  static constexpr uint32_t kEntries = kMaxRanks;
-};
+using OneOfTwo = Room<1, 2>;
+using BothOfTwo = Room<2, 2>; // virtual ranks
+using OneOfMany = Room<1, kMaxRanks>;
+using AllOfMany = Room<kMaxRanks, kMaxRanks>; // virtual ranks
 
 template <class Ranks> struct PushArgs {
-  WbkRank rank[Ranks::kEntries];
-  Vector *slots[kMaxRanks];
+  WbkRank rank[Ranks::kPlayed];
+  Vector *slots[Ranks::kRanks];
   const Vector *weight;
   uint64_t timeout_ns;
   Layout layout;
@@ -156,7 +159,11 @@ struct RowSum {
   uint64_t arrived[2];
   float parts[2][kMaxParts];
 
-  __device__ __forceinline__ void open(uint32_t num_parts) { // before the first send; every thread of the cluster
+  // open, then meet before the first send: every thread of the cluster, whatever it finds in between. The blocks of a cluster start
+  // at their own times, and what lies between hides that. The arrival releases nothing: of what a block has done before it others
+  // need only the set-up of its barriers, which the fence publishes. Bytes that come before the first expect_bytes are no harm: a phase
+  // does not end before that has arrived.
+  __device__ __forceinline__ void open(uint32_t num_parts) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2; ++i) {
         barrier_init(&arrived[i], 1);
@@ -164,9 +171,9 @@ struct RowSum {
       }
       fence_barrier_init();
     }
-    cluster_arrive_release();
-    cluster_wait_acquire();
+    cluster_arrive_relaxed();
   }
+  __device__ __forceinline__ void meet() { cluster_wait_acquire(); }
 
   __device__ __forceinline__ void send(uint32_t row, float squares, bool leave, uint32_t block, uint32_t blocks) {
 #pragma unroll
@@ -183,6 +190,7 @@ struct RowSum {
     if (threadIdx.x == 0) barrier_expect_bytes(&arrived[row & 1], num_parts * 4);
     bool leave = false;
     total = 0.f;
+#pragma unroll 1 // a turn or two; unrolled it takes registers from the vectors in flight
     for (uint32_t p = threadIdx.x % 32; p < num_parts; p += 32) {
       const float part = parts[row & 1][p];
       leave |= __float_as_uint(part) == kLeave;

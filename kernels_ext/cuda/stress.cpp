@@ -1,14 +1,17 @@
 // Stress of the push protocols without a GPU: ranks as groups of threads on the same table of slots, slowed down at random places.
 //
 // A twin of push.cuh and two_shot.cuh on the host: a thread is a lane, a barrier among a rank's lanes is the end of its grid, slots are
-// atomic words, and calls of both algorithms and any size mix on one workspace. Two things are checked: every result, and that no push
-// ever meets a slot that is still in use, whatever the delays.
+// atomic words, and calls of both algorithms and any size mix on one workspace. Checked are every result, that no push ever meets a slot
+// that is still in use, and that the early look at both halves finds the other half at rest, whatever the delays. The kernel looks early
+// with two ranks only; here every push call does, because the argument does not depend on their number.
 //
 // Built with -fsanitize=thread by tests/kernels_cuda/test_stress.py. Usage: stress RANKS LANES CALLS SEED.
-// Exit 0: all right. Else 1 and one line. -DWBK_ONE_HALF leaves out the second half, -DWBK_NO_SENTINEL the write-back: both must fail.
+// Exit 0: all right. Else 1 and one line. Each of these must fail: -DWBK_ONE_HALF leaves out the second half, -DWBK_NO_SENTINEL the
+// write-back, -DWBK_OLD_LOOK takes for a look what the last push call but one, in the same half, has seen.
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -71,6 +74,12 @@ uint64_t value_of(uint32_t rank, uint32_t call, uint32_t row, uint32_t vector) {
   return (uint64_t(1) << (3 * rank)) * (1 + (call + row + vector) % 3);
 }
 
+struct Look { // what the slots of a lane's first row held before the first push
+  uint64_t words[wbk::kMaxRanks][kVectors];
+
+  Look() { std::fill_n(&words[0][0], wbk::kMaxRanks * kVectors, kHole); }
+};
+
 class Lane {
 public:
   Lane(Group &g, uint32_t rank, uint32_t lane) : g(g), rank(rank), lane(lane), ranks(g.layout.ranks), delays(g.seed * 977 + rank * 31 + lane) {}
@@ -91,6 +100,9 @@ private:
   const uint32_t rank, lane, ranks;
   uint32_t call = 0;
   std::minstd_rand delays;
+#ifdef WBK_OLD_LOOK
+  Look old[wbk::kHalves];
+#endif
 
   void delay() {
     const uint32_t dice = delays() % 64;
@@ -99,7 +111,10 @@ private:
   }
 
   std::atomic<uint64_t> &slot(uint32_t sender, uint32_t receiver, uint32_t row, uint32_t vector) {
-    const uint64_t plane = g.layout.plane(half_of(call), wbk::Layout::peer_place(sender, receiver), ranks - 1);
+    return slot(half_of(call), sender, receiver, row, vector);
+  }
+  std::atomic<uint64_t> &slot(uint32_t half, uint32_t sender, uint32_t receiver, uint32_t row, uint32_t vector) {
+    const uint64_t plane = g.layout.plane(half, wbk::Layout::peer_place(sender, receiver), ranks - 1);
     return g.slots[receiver][plane + uint64_t(row) * kVectors + vector];
   }
 
@@ -109,10 +124,9 @@ private:
       fail(rank, call, "pushed row " + std::to_string(row) + " to rank " + std::to_string(to) + " into a slot in use");
   }
 
-  uint64_t receive(uint32_t from, uint32_t row, uint32_t vector) {
+  uint64_t receive(uint32_t from, uint32_t row, uint32_t vector, uint64_t value = kHole) { // value: what a look has given
     auto &word = slot(from, rank, row, vector);
-    uint64_t value;
-    while ((value = word.load(std::memory_order_relaxed)) == kHole) sched_yield();
+    while (value == kHole && (value = word.load(std::memory_order_relaxed)) == kHole) sched_yield();
     delay();
 #ifndef WBK_NO_SENTINEL
     word.store(kHole, std::memory_order_relaxed);
@@ -122,18 +136,36 @@ private:
 
   uint64_t &sum(uint32_t row, uint32_t vector) { return g.sums[rank][row * kVectors + vector]; }
 
+  Look look() {
+    Look seen[wbk::kHalves];
+    for (uint32_t half = 0; half < wbk::kHalves; ++half)
+      for (uint32_t r = 0; r < ranks; ++r)
+        for (uint32_t v = 0; v < kVectors && r != rank; ++v) {
+          delay();
+          seen[half].words[r][v] = slot(half, r, rank, lane, v).load(std::memory_order_relaxed);
+          if (half != half_of(call) && seen[half].words[r][v] != kHole)
+            fail(rank, call, "found a slot in use in the other half, row " + std::to_string(lane));
+        }
+#ifdef WBK_OLD_LOOK
+    std::swap(seen[half_of(call)], old[half_of(call)]);
+#endif
+    return seen[half_of(call)];
+  }
+
   void push(uint32_t tokens) {
     auto send_row = [&](uint32_t row) {
       for (uint32_t v = 0; v < kVectors; ++v)
         for (uint32_t r = 0; r < ranks; ++r)
           if (r != rank) send(r, row, v, value_of(rank, call, row, v));
     };
-    if (lane < tokens) send_row(lane);
+    if (lane >= tokens) return;
+    const Look first = look();
+    send_row(lane);
     for (uint32_t row = lane; row < tokens; row += g.lanes) {
       for (uint32_t v = 0; v < kVectors; ++v) {
         sum(row, v) = value_of(rank, call, row, v);
         for (uint32_t r = 0; r < ranks; ++r)
-          if (r != rank) sum(row, v) += receive(r, row, v);
+          if (r != rank) sum(row, v) += receive(r, row, v, row == lane ? first.words[r][v] : kHole);
       }
       if (row + g.lanes < tokens) send_row(row + g.lanes);
     }

@@ -13,6 +13,7 @@
 //   2 reduce   own token: wait for every peer's vector, sum in rank order, add the residual, round; hand the result to every peer
 //   3 drain    each peer's token: wait for its result
 //   4 square, 5 norm, for own and drained tokens alike: as in push.cuh; every rank norms every token
+// The blocks of a cluster meet behind the first scatter (push.cuh, cold start); no slot is looked at before its turn.
 // The next group is scattered between 2 and 3, so the link works while results are on their way.
 //
 // Bytes a rank, S = tokens*hidden*size: link 2(n-1)/n S out and in; memory reads x, residual S/n, slots 2(n-1)/n S, writes their
@@ -34,11 +35,11 @@ namespace wbk {
 
 // ---- kernel
 
-template <class T, class Epilogue, class Ranks> __global__ void __maxnreg__(72) two_shot_kernel(const __grid_constant__ PushArgs<Ranks> a) {
+template <class T, class Epilogue, class Ranks> __global__ void __maxnreg__(80) two_shot_kernel(const __grid_constant__ PushArgs<Ranks> a) {
   constexpr int kCount = Numbers<T>::kCount;
   __shared__ RowSum row_sum;
 
-  const uint32_t entry = Ranks::kEntries == 1 ? 0 : blockIdx.z;
+  const uint32_t entry = Ranks::kPlayed == 1 ? 0 : blockIdx.z;
   const WbkRank &me = a.rank[entry];
   const uint32_t rank = a.first_rank + entry, ranks = a.layout.ranks, groups = a.layout.groups(a.tokens);
   const uint32_t block = blockIdx.x, blocks = gridDim.x, lane = blockIdx.y, step = gridDim.y;
@@ -74,9 +75,7 @@ template <class T, class Epilogue, class Ranks> __global__ void __maxnreg__(72) 
   if (active && !failed) scatter(lane);
   if (a.trigger == WBK_TRIGGER_AFTER_PUSH) launch_dependents();
 
-  Vector weight{};
-  if constexpr (Epilogue::kNorm)
-    if (active) weight = load_once(a.weight + vector);
+  if constexpr (Epilogue::kNorm) row_sum.meet();
 
   // Steps 4 and 5. False, alike in a whole cluster (without a norm: warp), if some thread of it gives up.
   uint32_t num_done = 0;
@@ -88,12 +87,15 @@ template <class T, class Epilogue, class Ranks> __global__ void __maxnreg__(72) 
       unpack<T>(sum, acc);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) squares += acc[k] * acc[k];
+      Vector weight{}; // read for every row: kept, it would not fit beside the vectors of four ranks
+      if (active) weight = load_plain(a.weight + vector);
       row_sum.send(num_done, squares, failed, block, blocks);
       if (!row_sum.take(num_done, num_parts, total)) return false;
       ++num_done;
       const float scale = rsqrtf(total * a.inverse_hidden + a.eps);
       if (active) {
         float by[kCount];
+        packed_until_here(weight);
         unpack<T>(weight, by);
 #pragma unroll
         for (int k = 0; k < kCount; ++k) acc[k] = acc[k] * scale * (a.weight_bias + by[k]);

@@ -1,4 +1,4 @@
-"""The CUDA kernels compile without a GPU, for Hopper and Blackwell, and hardly spill registers."""
+"""The CUDA kernels compile without a GPU, for Hopper and Blackwell, and spill no registers."""
 
 import re
 import subprocess
@@ -22,4 +22,4 @@ def test_push_kernel_compiles(arch, tmp_path):
     kernel, report = r"((?:push|two_shot)_kernel\S+)' for", r"\s+\d+ bytes stack frame, (\d+) bytes spill"
     used = re.findall(rf"{kernel}.*\n.*\n{report}", done.stderr)
     assert len(used) == 12  # push for 2 and for any ranks, two-shot; with and without norm, real and virtual ranks
-    assert [(name, int(spilled)) for name, spilled in used if int(spilled) > 64] == []
+    assert [(name, int(spilled)) for name, spilled in used if int(spilled)] == []

@@ -24,6 +24,9 @@ template <class P> __device__ __forceinline__ P *pinned(P *p) {
   return p;
 }
 
+// Nothing is made of a vector before this place: one that is unpacked early is waited for early, and takes more registers.
+__device__ __forceinline__ void packed_until_here(Vector &v) { asm volatile("" : "+l"(v.lo), "+l"(v.hi)); }
+
 // Read once, by one thread: keep it out of L1. Plain order: what it reads is complete before the grid-dependency wait returns.
 __device__ __forceinline__ Vector load_once(const Vector *p) {
   Vector v;
@@ -84,7 +87,7 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, uint32_t b
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared), "r"(block));
   return r;
 }
-__device__ __forceinline__ void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void barrier_init(uint64_t *bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
