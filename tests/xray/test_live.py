@@ -146,3 +146,27 @@ def test_a_job_that_was_not_recorded_is_looked_at_from_outside(tmp_path: Path) -
     assert view["verdict"] == "unknown"
     assert view["world_size"] == 2
     assert any("was not started by `workbench trace`" in text for text in view["unseen"])  # type: ignore[attr-defined]
+
+
+STOPS = """
+import os, signal, sys, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(2))
+"""
+
+
+@pytest.mark.timeout(200)
+def test_a_rank_whose_process_is_stopped_is_told_of_also_from_the_records(tmp_path: Path) -> None:
+    program = tmp_path / "stops.py"
+    program.write_text(STOPS)
+    traced = workbench_trace(tmp_path, torchrun(program), deadline_s=4)
+    first = traced.document["findings"][0]
+    assert (first["code"], first["ranks"], first["certainty"]) == ("stopped.process", [1], "is"), traced.stderr
+    assert "world rank 1: running, last call: barrier #2 on world[0,1]" in traced.stderr
+    assert ", its process is stopped" in traced.stderr
+    again = json.loads(workbench_diagnose(traced.directory, "--json").stdout)
+    assert (again["findings"][0]["code"], again["findings"][0]["ranks"]) == ("stopped.process", [1])

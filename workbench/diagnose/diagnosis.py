@@ -20,6 +20,7 @@ from workbench.diagnose.rules import (
     roots,
     signatures,
     stalled,
+    stopped,
     stores,
     workspaces,
 )
@@ -29,7 +30,7 @@ from workbench.trace import Trace
 
 RULES: tuple[Rule, ...] = (
     *(plans.rule, stores.rule, intent.rule, roots.rule, captures.rule, workspaces.rule),
-    *(signatures.rule, order.rule, absent.rule, endings.rule, stalled.rule),
+    *(signatures.rule, order.rule, absent.rule, endings.rule, stopped.rule, stalled.rule),
 )
 """Of claims about one call, an earlier rule's comes first."""
 
@@ -40,6 +41,7 @@ def diagnose(
     deadline_s: float | None = None,
     now_ns: int | None = None,
     dead: Collection[int] = (),
+    stopped: Collection[int] = (),
     source: Callable[[str, int], str] | None = None,
 ) -> tuple[Finding, ...]:
     """What went wrong, first cause first; () if nothing did.
@@ -47,10 +49,13 @@ def diagnose(
     now_ns: for a job that still runs, the moment the trace was read, on its clock (ns since 1970). None: it is over.
     deadline_s: how long a rank of a running job may be waited for before it counts as missing. None: no patience.
     dead: world ranks of a running job whose process is gone, though nothing tells how it ended.
+    stopped: world ranks of a running job whose process is stopped, by a signal or a debugger.
     source: gives the text of (file, line) of the program, such as linecache.getline: calls of equal shape that change
         places can then be told by what their lines say.
     """
-    scene = Scene(trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, source=source)
+    scene = Scene(
+        trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, stopped=stopped, source=source
+    )
     claims = [claim for rule in RULES for claim in rule(scene)]
     ordered = _merge(c for weight in Weight for c in _in_order([c for c in claims if c.weight is weight]))
     return tuple(dict.fromkeys(_findings(_told(ordered))))

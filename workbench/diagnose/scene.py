@@ -143,6 +143,7 @@ class Scene:
     now_ns: the moment of looking, for a job that may still run; None for a job that is over.
     patience_ns: how long a rank that is alive may be waited for.
     dead: world ranks of a running job whose process is gone, though nothing tells how it ended.
+    stopped: world ranks of a running job whose process is stopped by a signal or a debugger.
     source: the text of a line of the program, "" where it cannot be had.
     """
 
@@ -153,6 +154,7 @@ class Scene:
         now_ns: int | None,
         patience_ns: int,
         dead: Collection[int] = (),
+        stopped: Collection[int] = (),
         source: Callable[[str, int], str] | None = None,
     ) -> None:
         self.trace = trace
@@ -160,6 +162,7 @@ class Scene:
         self.end_ns = max(now_ns or 0, max((e.time_ns for e in trace.events), default=0))
         self.patience_ns = patience_ns if self.running else 0
         self.dead = frozenset(dead) if self.running else frozenset()
+        self.stopped = frozenset(stopped) if self.running else frozenset()
         self.source = source or (lambda _file, _line: "")
         self.ranks = {r.world_rank: RankStory(r.world_rank, r) for r in trace.ranks}
         for event in trace.events:
@@ -273,12 +276,13 @@ class Scene:
     def waits(self, call: RankCall) -> bool:
         """Whether the rank still waits in this call, and has done so for longer than patience allows.
 
-        A wait for what C++ issued, such as a bucket of gradients, is a wait nobody sees: there the call itself counts.
+        Nobody sees a wait for what C++ issued, such as a bucket of gradients, and one for a GPU returns before the call
+        is done: there the call itself counts.
         """
         if call.begin is None or call.end is not None or self.end_ns - call.begin.time_ns < self.patience_ns:
             return False
         story = self.ranks[call.event.world_rank]
-        if is_async(call) and "below Python" in marks(call.begin):
+        if is_async(call) and not {"below Python", "on the GPU"}.isdisjoint(marks(call.begin)):
             return story.exit is None or self.was_ended(story.world_rank)
         return story.inside is not None and (not is_async(call) or story.inside.event.op == "wait")
 

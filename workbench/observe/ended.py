@@ -17,18 +17,31 @@ _MOST_S = 1e6  # more than any deadline that is allowed
 class Ended:
     """When a job was ended, on the monotonic clock of its host; and the patience with which it was judged, seconds.
 
-    interrupted: by Ctrl-C, and not at its deadline.
+    interrupted: by Ctrl-C, and not at its deadline. stopped_pids: processes that were stopped then.
     """
 
     boot_id: str
     monotonic_ns: int
     deadline_s: float
     interrupted: bool = False
+    stopped_pids: tuple[int, ...] = ()
 
 
-def mark_ended(directory: str | os.PathLike[str], *, deadline_s: float, interrupted: bool = False) -> None:
+def mark_ended(
+    directory: str | os.PathLike[str],
+    *,
+    deadline_s: float,
+    interrupted: bool = False,
+    stopped_pids: Iterable[int] = (),
+) -> None:
     """Note that the job which records into `directory` is ended now."""
-    ended = Ended(boot_id=boot_id(), monotonic_ns=time.monotonic_ns(), deadline_s=deadline_s, interrupted=interrupted)
+    ended = Ended(
+        boot_id=boot_id(),
+        monotonic_ns=time.monotonic_ns(),
+        deadline_s=deadline_s,
+        interrupted=interrupted,
+        stopped_pids=tuple(stopped_pids),
+    )
     Path(directory, _FILE).write_text(json.dumps(asdict(ended)))
 
 
@@ -42,6 +55,7 @@ def read_ended(directories: Iterable[str | os.PathLike[str]]) -> Ended | None:
                 monotonic_ns=int(data["monotonic_ns"]),
                 deadline_s=float(data["deadline_s"]),
                 interrupted=bool(data.get("interrupted", False)),
+                stopped_pids=tuple(map(int, data.get("stopped_pids", ()))),
             )
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue

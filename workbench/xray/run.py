@@ -60,7 +60,7 @@ def trace_command(
         if verdict is not None:
             verdict = replace(verdict, stacks=_stacks(traces, verdict), ended_at_deadline_s=deadline_s)
             _tell(verdict, say)
-            _mark_ended(traces, deadline_s)
+            _mark_ended(traces, deadline_s, verdict)
             job.end()
             return Outcome(verdict=verdict, status=_status(job))
         status = job.status
@@ -79,7 +79,7 @@ def trace_command(
 def _interrupted(job: Job, traces: Path, say: Callable[[str], None]) -> Outcome:
     """Pass Ctrl-C on and say where the ranks stood; who waited for a second by then was waiting."""
     verdict = as_interrupted(judge(traces, deadline_s=_QUIET_S, running=True))
-    _mark_ended(traces, _QUIET_S, interrupted=True)
+    _mark_ended(traces, _QUIET_S, verdict)
     job.interrupt()
     say(str(verdict))
     say("interrupted; a second Ctrl-C ends the job at once")
@@ -91,9 +91,11 @@ def _interrupted(job: Job, traces: Path, say: Callable[[str], None]) -> Outcome:
     return Outcome(verdict=verdict, status=_status(job))
 
 
-def _mark_ended(traces: Path, deadline_s: float, *, interrupted: bool = False) -> None:
+def _mark_ended(traces: Path, deadline_s: float, verdict: Verdict) -> None:
+    ranks = () if verdict.trace is None else verdict.trace.ranks
+    stopped = [r.header.pid for r in ranks if r.world_rank in verdict.stopped]
     with contextlib.suppress(OSError):  # the directory is gone, or its disk full: only a later look would read this
-        mark_ended(traces, deadline_s=deadline_s, interrupted=interrupted)
+        mark_ended(traces, deadline_s=deadline_s, interrupted=verdict.interrupted, stopped_pids=stopped)
 
 
 def _tell(verdict: Verdict, say: Callable[[str], None]) -> None:

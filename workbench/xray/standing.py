@@ -23,7 +23,9 @@ class Standing:
         return f"world rank {self.world_rank}: {self.state}, {self.last}"
 
 
-def find_standings(trace: Trace, *, now_ns: int, dead: Collection[int] = ()) -> tuple[Standing, ...]:
+def find_standings(
+    trace: Trace, *, now_ns: int, dead: Collection[int] = (), stopped: Collection[int] = ()
+) -> tuple[Standing, ...]:
     """Every rank that left a file, in rank order. now_ns: the moment of reading, on the trace's clock."""
     reached: dict[tuple[object, ...], int] = {}  # the furthest call of each group
     latest: dict[int, Event] = {}
@@ -56,6 +58,8 @@ def find_standings(trace: Trace, *, now_ns: int, dead: Collection[int] = ()) -> 
             words += _distance(latest[rank], reached)
         else:
             state, words = "running", "no call of torch.distributed yet"
+        if rank in stopped:
+            words += ", its process is stopped"
         found.append(Standing(world_rank=rank, state=state, last=words))
     return tuple(found)
 

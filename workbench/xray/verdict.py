@@ -27,6 +27,7 @@ _LINE = re.compile(r"\((?P<file>[^()\s][^()]*):(?P<line>\d+)\)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What was found. `trace` is None if no process recorded anything. `waiting`: ranks inside a recorded call.
+    `stopped`: ranks whose process was stopped.
 
     jobs: the verdict on each, where one command ran several; `findings` are then those of all, in the order of the
         jobs, and everything else is of one of them.
@@ -39,6 +40,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     standings: tuple[Standing, ...] = ()
     waiting: frozenset[int] = frozenset()
+    stopped: frozenset[int] = frozenset()
     now_ns: int = 0
     stacks: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
     ended_at_deadline_s: float | None = None
@@ -197,12 +199,14 @@ def _judge_job(
     ended = None if running else read_ended(directories)
     if ended is not None:
         then_ns = _on(trace, ended.boot_id, ended.monotonic_ns)
-        verdict = judge_trace(trace, now_ns=then_ns, deadline_s=ended.deadline_s)
+        stopped = frozenset(r.world_rank for r in trace.ranks if r.header.pid in ended.stopped_pids)
+        verdict = judge_trace(trace, now_ns=then_ns, deadline_s=ended.deadline_s, stopped=stopped)
         if ended.interrupted:
             return as_interrupted(verdict)
         return replace(verdict, ended_at_deadline_s=ended.deadline_s)
     now_ns = _on(trace, boot_id(), time.monotonic_ns()) if running else None
-    verdict = judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace))
+    stopped = stopped_ranks(trace) if running else frozenset[int]()
+    verdict = judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace), stopped=stopped)
     return verdict if running else replace(verdict, lost="; ".join(text for _, text in trace.unreadable))
 
 
@@ -220,16 +224,25 @@ def as_interrupted(verdict: Verdict) -> Verdict:
 
 
 def judge_trace(
-    trace: Trace, *, now_ns: int | None, deadline_s: float | None = None, dead: frozenset[int] = frozenset()
+    trace: Trace,
+    *,
+    now_ns: int | None,
+    deadline_s: float | None = None,
+    dead: frozenset[int] = frozenset(),
+    stopped: frozenset[int] = frozenset(),
 ) -> Verdict:
     """The verdict on a trace. now_ns: the moment it was read, on its clock, for a job that runs. None: it is over."""
     last_ns = trace.events[-1].time_ns if trace.events else 0
     moment_ns = last_ns if now_ns is None else now_ns
+    findings = diagnose(
+        trace, deadline_s=deadline_s, now_ns=now_ns, dead=dead, stopped=stopped, source=linecache.getline
+    )
     return Verdict(
         trace=trace,
-        findings=diagnose(trace, deadline_s=deadline_s, now_ns=now_ns, dead=dead, source=linecache.getline),
-        standings=find_standings(trace, now_ns=moment_ns, dead=dead),
+        findings=findings,
+        standings=find_standings(trace, now_ns=moment_ns, dead=dead, stopped=stopped),
         waiting=waiting_ranks(trace, dead=dead),
+        stopped=stopped,
         now_ns=moment_ns,
     )
 
@@ -253,6 +266,12 @@ def dead_ranks(trace: Trace) -> frozenset[int]:
     )
 
 
+def stopped_ranks(trace: Trace) -> frozenset[int]:
+    """World ranks of this host whose process is stopped, by a signal or a debugger."""
+    here = boot_id()
+    return frozenset(r.world_rank for r in trace.ranks if r.header.boot_id == here and _state(r.header.pid) in _STOPPED)
+
+
 def source_lines(texts: Sequence[str], *, most: int = 4) -> list[str]:
     """The lines of code that these texts name as (file:line), where the file is here to be read."""
     found: dict[str, None] = {}
@@ -270,9 +289,17 @@ def _plain(line: str) -> str:
 
 
 def _lives(pid: int) -> bool:
+    return _state(pid) not in ("", psutil.STATUS_ZOMBIE)
+
+
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _state(pid: int) -> str:
+    """The kernel's word for what a process does; "" if there is none."""
     if not 0 < pid < 1 << 31:  # no pid of this kernel; a file may hold any number
-        return False
+        return ""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
-        return False
+        return ""

@@ -137,10 +137,12 @@ def _forgotten(scene: Scene, meeting: Meeting, blamed: Sequence[int]) -> GroupIn
 
 
 def _has_own_trouble(scene: Scene, world_rank: int) -> bool:
-    """Whether another rule says why the rank did not come: it raised, died, or waits for a store."""
+    """Whether another rule says why the rank did not come: it raised, died, is stopped, or waits for a store."""
     story = scene.ranks.get(world_rank)
     if story is None:
         return False
+    if world_rank in scene.stopped:
+        return True
     failed = scene.is_gone(world_rank) and story.exit_status != 0
     return failed or (story.inside is not None and story.inside.event.op == "store_wait")
 
