@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from itertools import count
+from tempfile import gettempdir
 from typing import Any
 
 from workbench.trace import layout as at
@@ -168,7 +169,8 @@ _pack_into = at.EVENT.pack_into
 
 
 def _inner_files() -> tuple[str, ...]:
-    """Starts of file names whose frames are not "the caller": the rooms a call passes through, torch if it is loaded.
+    """Starts of file names whose frames are not "the caller": the rooms a call passes through, torch if it is loaded,
+    and the code that torch's compiler made of a program's.
 
     Programs of this package (demo, models, measure) are callers like any other.
     """
@@ -177,4 +179,5 @@ def _inner_files() -> tuple[str, ...]:
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     if torch_file:
         folders.append(os.path.dirname(torch_file))
-    return (*(folder + os.sep for folder in folders), contextlib.__file__, "<frozen ")
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(gettempdir(), "torchinductor_")
+    return (*(folder + os.sep for folder in folders), contextlib.__file__, "<frozen ", "<eval_with_key>", inductor)
