@@ -15,8 +15,8 @@ from workbench.measure import check_virtual_ranks, recorded_virtual_run
 
 def test_the_record_says_that_it_is_one_and_where_it_stands() -> None:
     assert str(recorded_virtual_run()) == (
-        "virtual: 2, 3, 4, 6, 8, 16 ranks on one NVIDIA H200: 9969 checks, 0 wrong "
-        "(recorded 2026-11-29, benchmarks/2026-11-29-h200x2)"
+        "virtual: 2, 3, 4, 6, 8, 16 ranks on one NVIDIA H200: 18264 checks, 0 wrong "
+        "(recorded 2026-11-30, benchmarks/2026-11-30-h200)"
     )
 
 

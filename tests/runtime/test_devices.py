@@ -32,7 +32,7 @@ def test_a_rank_without_a_gpu_of_its_own_takes_none_unless_it_may_share(
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("RANK", "7")
-    with pytest.raises(ArgumentError, match=r"local rank 3 has no GPU: torch finds 1; .* WORKBENCH_SHARE_GPUS=1"):
+    with pytest.raises(ArgumentError, match=r"LOCAL_RANK=3 has no GPU: torch finds 1; .* WORKBENCH_SHARE_GPUS=1"):
         take_gpu(Settings())
     assert one_gpu == []
     assert take_gpu(Settings(share_gpus=True)) == 0

@@ -61,7 +61,7 @@ def take_gpu(settings: Settings | None = None) -> int:
     local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local_rank >= gpus and not (settings.share_gpus and gpus):
         raise ArgumentError(
-            f"local rank {local_rank} has no GPU: torch finds {gpus}; start at most {gpus} ranks a host, or set "
+            f"LOCAL_RANK={local_rank} has no GPU: torch finds {gpus}; start at most {gpus} ranks a host, or set "
             f"WORKBENCH_SHARE_GPUS=1 to let ranks share a GPU"
         )
     index = local_rank % gpus
