@@ -265,7 +265,7 @@ def test_a_live_file_is_read_whole_while_it_is_being_written(tmp_path: Path) -> 
 
     def work() -> None:
         while not stop.is_set():
-            lane.end(lane.begin("all_reduce", shape=(lane._latest + 1,)))
+            lane.end(lane.begin("all_reduce", shape=(lane.latest + 1,)))
 
     writer = threading.Thread(target=work)
     writer.start()

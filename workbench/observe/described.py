@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from workbench.trace import Parts, stride_class
@@ -44,8 +44,9 @@ class Described:
             names = ("input_tensor_list", "", "output_tensor_list", "")
         self._parts = [self._place(n) for n in names] if names[0] in parameters and names[2] in parameters else []
         plain = [p for p in (self._op, self._who, self._group_who) if p[0] is not _NOWHERE]
+        named = {id(op) for op in getattr(type(self._default_op), "__members__", {}).values()}
         is_plainest = len(self._tensors) == 1 and plain == [self._op]
-        self.key = _key_of_one(self._tensors[0], self._op) if is_plainest else _key(self._tensors, plain)
+        self.key = _key_of_one(self._tensors[0], self._op, named) if is_plainest else _key(self._tensors, plain, named)
         """What `fields` depends on in (args, kwargs), as quickly as it can be had."""
 
     def _place(self, name: str) -> _Place:
@@ -107,8 +108,11 @@ class Described:
         return found
 
 
-def _key(tensors: Sequence[_Place], plain: Sequence[_Place]) -> _Key:
-    """The key of a function of these tensors, or lists of tensors, and these other arguments."""
+def _key(tensors: Sequence[_Place], plain: Sequence[_Place], named: Container[int]) -> _Key:
+    """The key of a function of these tensors, or lists of tensors, and these other arguments.
+
+    named: ids of the reduce ops that have a name and are never freed. To hash one takes longer than all the rest.
+    """
 
     def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         num = len(args)
@@ -120,13 +124,14 @@ def _key(tensors: Sequence[_Place], plain: Sequence[_Place]) -> _Key:
             except (AttributeError, RuntimeError, TypeError):
                 parts.append(tuple(map(_look, value)) if type(value) in _LISTS else None)
         for at, name in plain:
-            parts.append(args[at] if num > at else kwargs.get(name))
+            value = args[at] if num > at else kwargs.get(name)
+            parts.append(id(value) if id(value) in named else value)
         return tuple(parts)
 
     return key
 
 
-def _key_of_one(tensor: _Place, op: _Place) -> _Key:
+def _key_of_one(tensor: _Place, op: _Place, named: Container[int]) -> _Key:
     """The same for all_reduce: most calls that wait for nothing but their peers are this one."""
     (at, name), (op_at, op_name) = tensor, op
 
@@ -134,6 +139,8 @@ def _key_of_one(tensor: _Place, op: _Place) -> _Key:
         num = len(args)
         value: Any = args[at] if num > at else kwargs.get(name)
         op = args[op_at] if num > op_at else kwargs.get(op_name)
+        if id(op) in named:
+            op = id(op)
         try:
             return value.shape, value.dtype, value.is_contiguous() or value.stride(), op
         except (AttributeError, RuntimeError, TypeError):

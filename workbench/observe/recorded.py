@@ -33,7 +33,7 @@ NAMES = {
 """Functions recorded under the name of another that does the same."""
 RECORDED = {*PLAIN, *ROOTED, *PEERED, *NAMES, "send_object_list", "recv_object_list"}
 
-_Begun = tuple[Lane | Recorder, Token | None, Any]  # the last: the GPU that is to do the call, or None
+_State = tuple[bool, bool, bool]  # whether a call is captured, its group has this rank, a GPU is to do it
 
 
 def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,63 +44,79 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
     always_async, is_peered = name in ("isend", "irecv"), name in PEERED
     within = name if name in OBJECTS else OPAQUE
     has_parts = name in ("all_to_all", "all_to_all_single")
-    here, world = this_process.here, module._world
+    here, world, key_of = this_process.here, module._world, what.key
 
     def describe(key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> dict[str, Any]:
-        _, capture, *words = key[:7]
+        _, state, by_default, is_async, inside, *_ = key
+        capture, is_member, on_gpu = state or (False, True, False)
+        remark = _words(by_default, is_member, is_async, on_gpu, inside)
         fields = what.fields(args, kwargs, known.ranks)
-        return {"op": op, "path": known.backend, "capture": capture, "remark": _words(*words), **fields}
+        return {"op": op, "path": known.backend, "capture": capture, "remark": remark, **fields}
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, inside: str) -> _Begun:
-        group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        used = world._default_pg if group is None else group  # GroupMember.WORLD, less the two functions around it
-        known = known_groups.get(used)
-        is_member, gpu = True, None
-        if known is None or known.on_gpu or is_peered:  # what the common call need not ask
-            known = known_group(used)
-            is_member = known is not None
-            known = known or strange_group()
-            if known is None or (is_peered and not what.names_peer(args, kwargs)):
-                return _begin_elsewhere(op, known, _words(group is None, is_member, is_async, False, inside))
-            gpu = what.gpu(args, kwargs) if known.on_gpu else None
-        try:
-            frame = sys._getframe(2)
-            line, instruction = id(frame.f_code), frame.f_lasti
-        except ValueError:  # called by C++ itself, in a thread of its own
-            frame, line, instruction = None, 0, 0
-        capture = this_process.capturing > 0
-        look = what.key(args, kwargs)
-        key = (op, capture, group is None, is_member, is_async, gpu is not None, inside, line, instruction, look)
-        note = what.parts(args, kwargs, known.ranks) if has_parts else ""
-        token = known.lane.begin_known(key, frame, describe, (args, kwargs, known), note)
-        return known.lane, token, gpu
+    def look_closer(group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Known | None, _State, Any]:
+        """What the common call need not ask: its group if it has a lane for it, its state, the GPU that is to do it."""
+        known = known_group(group)
+        is_member = known is not None
+        known = known or strange_group()
+        gpu = what.gpu(args, kwargs) if known is not None and known.on_gpu else None
+        return known, (this_process.capturing > 0, is_member, gpu is not None), gpu
 
+    # Most calls wait for their peers, and then no cache holds what this needs: so the common case passes few functions.
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         inside = here.inside
         if inside is OPAQUE or not this_process.live:
             return original(*args, **kwargs)
-        is_async = always_async or (args[async_at] if len(args) > async_at else kwargs.get("async_op", False))
-        held = None
-        if holding:
-            group = args[group_at] if len(args) > group_at else kwargs.get("group")
-            held = holding.get(world._default_pg if group is None else group)
-            is_async = held.is_async if held is not None else is_async
+        num = len(args)
+        is_async = always_async or (args[async_at] if num > async_at else kwargs.get("async_op", False))
+        group = args[group_at] if num > group_at else kwargs.get("group")
+        used = world._default_pg if group is None else group  # GroupMember.WORLD, less two functions around it
+        lane = token = gpu = held = state = None
         door: Lane | Recorder
+        if holding:
+            held = holding.get(used)
+            is_async = held.is_async if held is not None else is_async
         try:
-            door, token, gpu = begin(args, kwargs, is_async, inside)
+            known = known_groups.get(used)
+            if known is None or known.on_gpu or is_peered or this_process.capturing:
+                known, state, gpu = look_closer(used, args, kwargs)
+            if known is None or (is_peered and not what.names_peer(args, kwargs)):
+                is_member = state is None or state[1]
+                token = _begin_elsewhere(op, known, _words(group is None, is_member, is_async, False, inside))
+            else:
+                try:
+                    frame = sys._getframe(1)
+                    line, instruction = id(frame.f_code), frame.f_lasti
+                except ValueError:  # called by C++ itself, in a thread of its own
+                    frame, line, instruction = None, 0, 0
+                key = (op, state, group is None, is_async, inside, line, instruction, key_of(args, kwargs))
+                lane = known.lane
+                try:
+                    head, end_head, numbers, _ = lane.known[key]
+                except (KeyError, TypeError):
+                    head, end_head, numbers, _ = lane.meet(key, frame, describe, (args, kwargs, known))
+                sequence = next(numbers)
+                if not is_peered:
+                    lane.latest = sequence
+                lane.write(sequence, head, what.parts(args, kwargs, known.ranks) if has_parts else "")
+                token = end_head, sequence
         except Exception as e:  # recording must not fail the call
             this_process.fail(e)
-            door, token, gpu = this_process.recorder, None, None
+            lane = token = gpu = None
         here.inside = within
         try:
             result = original(*args, **kwargs)
         except BaseException as e:
+            door = lane or this_process.recorder
             door.end(token, error=f"{type(e).__name__}: {e}")
             tell_exception(e, door)
             raise
         finally:
             here.inside = inside
+        if lane is not None and gpu is None and held is None and not is_async:
+            lane.write(sequence, end_head, "")  # as door.end(token) does
+            return result
+        door = lane or this_process.recorder
         if held is not None:
             held.add(door, token, op, gpu)
         elif gpu is not None and this_process.capturing:
@@ -116,11 +132,10 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
     return call
 
 
-def _begin_elsewhere(op: str, known: Known | None, remark: str) -> _Begun:
+def _begin_elsewhere(op: str, known: Known | None, remark: str) -> Token | None:
     """What has no place in its group's sequence: a recv from whoever sends, a call on what is no group of this rank."""
-    recorder = this_process.recorder
     note = "" if known is None else f"from any rank on {known.lane.info}"
-    return recorder, recorder.begin(op, remark=remark, note=note), None
+    return this_process.recorder.begin(op, remark=remark, note=note)
 
 
 def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, inside: str) -> str:

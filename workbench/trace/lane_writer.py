@@ -11,30 +11,35 @@ from typing import Any
 
 from workbench.trace import layout as at
 from workbench.trace.event import CallSite, GroupInfo
-from workbench.trace.file_writer import TraceFile
+from workbench.trace.file_writer import TraceFile, Writer
 
 Token = tuple[bytes, int]
 """What begin gives and end takes: the part of the end's record that is known by then, and the sequence number."""
 
-_Known = tuple[bytes, bytes, tuple[str, int] | None, Sequence[CodeType]]
-"""A call described before: the heads of its two records, its operation and peer if it has one, and the code objects
-whose ids its key holds, kept so that these ids stay taken."""
+Call = tuple[bytes, bytes, Iterator[int], Sequence[CodeType]]
+"""A kind of call that was described before: the heads of its two records, the counter that numbers such calls, and the
+code objects whose ids its key holds, kept so that these ids stay taken."""
 
 
 class Lane:
-    """One group's calls on this rank. `begin` and `end` together cost a few microseconds."""
+    """One group's calls on this rank. `begin` and `end` together cost a few microseconds.
+
+    A caller that counts them takes the same steps without the functions in between. It looks its call up in `known`,
+    else asks `meet`; takes the next number, and keeps it as `latest` unless the call has a peer; and gives number and
+    head to `write`, at the begin and at the end. The end's head and the number are the Token that `end` takes.
+    """
 
     def __init__(
         self, file: TraceFile | None, info: GroupInfo | None, *, slot: int = 0, group_id: int = at.ID_NONE
     ) -> None:
         """Use Recorder.group."""
         self.info = info
+        self.known: dict[Any, Call] = {}
+        self.write: Writer = _write_nothing if file is None else file.writer(slot)
+        self.latest = 0
         self._file = file
         self._group_id = group_id
-        self._write = _write_nothing if file is None else file.writer(slot)
-        self._known: dict[Any, _Known] = {}
         self._calls = count(1)
-        self._latest = 0
         self._peer_calls: dict[tuple[str, int], Iterator[int]] = {}
 
     def begin(
@@ -71,42 +76,14 @@ class Lane:
             *((remark, capture, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, capture)),
         )
         try:
-            known = self._known[key]
+            known = self.known[key]
         except (KeyError, TypeError):
             known = self._describe(key, key, frame)
-        head, end_head, peer, _ = known
-        if peer is None:
-            sequence = self._latest = next(self._calls)
-        else:
-            sequence = next(self._peer_calls.setdefault(peer, count(1)))
-        self._write(sequence, head, note)
-        return end_head, sequence
-
-    def begin_known(
-        self,
-        key: tuple[Any, ...],
-        frame: FrameType | None,
-        describe: Callable[..., Mapping[str, Any]],
-        told: tuple[Any, ...],
-        note: str = "",
-    ) -> Token | None:
-        """begin, for a caller that counts microseconds: describe(key, *told) gives begin's fields, once a key and line.
-
-        key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. A key that
-        cannot be hashed is described afresh.
-        """
-        file = self._file
-        if file is None or not file.live:
-            return None
-        try:
-            head, end_head, peer, _ = self._known[key]
-        except (KeyError, TypeError):
-            head, end_head, peer, _ = self._meet(file, key, frame, describe, told)
-        if peer is None:
-            sequence = self._latest = next(self._calls)
-        else:
-            sequence = next(self._peer_calls.setdefault(peer, count(1)))
-        self._write(sequence, head, note)
+        head, end_head, numbers, _ = known
+        sequence = next(numbers)
+        if numbers is self._calls:
+            self.latest = sequence
+        self.write(sequence, head, note)
         return end_head, sequence
 
     def end(self, token: Token | None, note: str = "", error: str = "", time_ns: int = 0) -> None:
@@ -119,7 +96,7 @@ class Lane:
         head, sequence = token
         if error:
             head = at.with_flag(head, at.FLAG_ERROR)
-        self._write(sequence, head, error or note, time_ns)
+        self.write(sequence, head, error or note, time_ns)
 
     def instant(
         self,
@@ -143,13 +120,41 @@ class Lane:
             *((remark, False, id(frame.f_code), frame.f_lasti) if frame is not None else (remark, False, site)),
         )
         try:
-            known = self._known[key]
+            known = self.known[key]
         except (KeyError, TypeError):
             known = self._describe(key, key, frame, where=site)
         head = at.with_phase(known[0], at.PHASES["I"])
         if error:
             head = at.with_flag(head, at.FLAG_ERROR)
-        self._write(self._latest, head, error or note)
+        self.write(self.latest, head, error or note)
+
+    def meet(
+        self,
+        key: tuple[Any, ...],
+        frame: FrameType | None,
+        describe: Callable[..., Mapping[str, Any]],
+        told: tuple[Any, ...],
+    ) -> Call:
+        """What `known` does not hold yet: describe(key, *told) gives begin's fields.
+
+        key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. Where that is
+        an inner one, the caller's line is made part of the key. A key that cannot be hashed is described afresh each
+        time.
+        """
+        file = self._file
+        if file is None or not file.live:
+            return b"", b"", count(1), ()
+        codes = [] if frame is None else [frame.f_code]
+        called, line = key, frame
+        while line is not None and line.f_code.co_filename.startswith(file.inner_files):
+            line = line.f_back
+        if line is not None and line is not frame:
+            codes.append(line.f_code)
+            key = (*key, id(line.f_code), line.f_lasti)
+            with contextlib.suppress(KeyError, TypeError):
+                return self.known[key]
+        fields = describe(called, *told)
+        return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes)
 
     @contextlib.contextmanager
     def span(self, op: str, **fields: Any) -> Iterator[None]:
@@ -162,27 +167,6 @@ class Lane:
             raise
         self.end(token)
 
-    def _meet(
-        self,
-        file: TraceFile,
-        key: tuple[Any, ...],
-        frame: FrameType | None,
-        describe: Callable[..., Mapping[str, Any]],
-        told: tuple[Any, ...],
-    ) -> _Known:
-        """What begin_known does not know yet. Where `frame` is an inner one, the caller's line belongs to the key."""
-        codes = [] if frame is None else [frame.f_code]
-        called, line = key, frame
-        while line is not None and line.f_code.co_filename.startswith(file.inner_files):
-            line = line.f_back
-        if line is not None and line is not frame:
-            codes.append(line.f_code)
-            key = (*key, id(line.f_code), line.f_lasti)
-            with contextlib.suppress(KeyError, TypeError):
-                return self._known[key]
-        fields = describe(called, *told)
-        return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes)
-
     def _describe(
         self,
         key: tuple[Any, ...],
@@ -191,7 +175,7 @@ class Lane:
         *,
         where: CallSite | None = None,
         codes: Sequence[CodeType] = (),
-    ) -> _Known:
+    ) -> Call:
         """The parts of a call's records that repeat from call to call. `fields` begin with _DESCRIBED."""
         assert self._file is not None
         op, shape, dtype, path, reduce_op, root_group_rank, root_world_rank, peer, strides, remark, capture, *_ = fields
@@ -213,13 +197,14 @@ class Lane:
         remark_id = add(str(remark)) if remark else 0
         if remark_id > at.MAX_REMARK_ID:
             remark_id = at.ID_LOST
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
+        if len(self.known) >= _MOST_KNOWN:
+            self.known.clear()
         head = at.HEAD.pack(at.PHASES["B"], at.FLAG_CAPTURE if capture else 0, remark_id, what)
+        numbers = self._calls if peer is None else self._peer_calls.setdefault((op, peer), count(1))
         codes = codes or (() if frame is None else (frame.f_code,))
-        known = head, at.with_phase(head, at.PHASES["E"]), None if peer is None else (op, peer), codes
+        known = head, at.with_phase(head, at.PHASES["E"]), numbers, codes
         with contextlib.suppress(TypeError):  # a list for a shape: described afresh each time
-            self._known[key] = known
+            self.known[key] = known
         return known
 
 
