@@ -228,13 +228,11 @@ def channel_of(run, timeout_s=20.0, kind="tp"):
     return channel
 
 
-def request_of(max_tokens, hidden=7168, algorithm=""):
+def request_of(max_tokens, hidden=7168, **more):
     from workbench.backends.base import Request
     from workbench.ops import ALL, Rounding
 
-    return Request(
-        hidden=hidden, dtype=torch.bfloat16, max_tokens=max_tokens, ops=ALL, rounding=Rounding.ONCE, algorithm=algorithm
-    )
+    return Request(hidden=hidden, dtype=torch.bfloat16, max_tokens=max_tokens, ops=ALL, rounding=Rounding.ONCE, **more)
 
 
 def step_two(run):
@@ -242,7 +240,7 @@ def step_two(run):
     from workbench.backends import custom
 
     checks, hidden, tokens = Checks(), 7168, 2000
-    bound = [custom.bind(channel_of(run, 5.0, k), request_of(tokens), concurrent_groups=2) for k in ("tp", "ep")]
+    bound = [custom.bind(channel_of(run, 5.0, k), request_of(tokens, concurrent_groups=2)) for k in ("tp", "ep")]
     streams = [torch.cuda.Stream() for _ in bound]
     bad = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in bound]
     weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")

@@ -86,11 +86,15 @@ def test_a_default_group_that_somebody_destroyed_does_not_keep_a_session_from_re
             "group_root='0'; allowed: a place in the group",
         ),
         (lambda s, _: s.broadcast_object(1, group="tp", group_root=True), "group_root=True; allowed"),
+        (
+            lambda s, _: s.prepare("tp", **SIZES, concurrent_groups=0),
+            "concurrent_groups=0; allowed: a whole number from 1 to 16",
+        ),
         (lambda s, _: s.gather_object(nested(100_000), group="tp"), "gather_object of list: maximum recursion depth"),
     ],
     ids=[
         *("list", "none", "no-label", "object", "long", "text", "negative", "number", "fraction"),
-        *("root", "root-true", "deep"),
+        *("root", "root-true", "concurrent", "deep"),
     ],
 )
 def test_an_argument_of_an_odd_type_is_refused_by_name_and_harms_nobody(call: Any, told: str) -> None:

@@ -14,7 +14,14 @@ import torch.distributed as dist
 
 from tests.forked import run_outcomes, run_ranks
 from tests.runtime.layouts import HIDDEN, fused_powers
-from workbench.errors import CallFailedError, ClosedError, DeadlineError, PeerDeadError, WorkbenchError
+from workbench.errors import (
+    CallFailedError,
+    ClosedError,
+    DeadlineError,
+    PeerDeadError,
+    PlanMismatchError,
+    WorkbenchError,
+)
 from workbench.ranks import GroupMap
 from workbench.runtime import Session, joining
 
@@ -54,6 +61,29 @@ def test_a_rebuild_that_failed_refuses_calls_and_the_next_one_prepares_what_was_
         advice = "the last rebuild failed, so this session has no groups; rebuild() on every rank"
         assert refused == [f"{op}: {advice}" for op in ("prepare", "barrier", "torch_group")]
         assert (total, choice) == (8.0, "shm")
+
+
+def test_how_many_groups_call_at_one_time_is_agreed_and_kept_by_a_rebuild() -> None:
+    def body(rank: int) -> tuple[str, bool, bool]:
+        with Session(TWO, device="cpu", timeout_s=20) as s:
+            with pytest.raises(PlanMismatchError) as e:
+                s.prepare("tp", **SIZES, concurrent_groups=1 + rank)
+            s.prepare("tp", **SIZES, concurrent_groups=2)
+            kept = _workspace(s)
+            s.prepare("tp", **SIZES)  # less than what is there
+            covered = _workspace(s) is kept
+            s.rebuild()
+            return str(e.value), covered, _workspace(s).request.concurrent_groups == 2
+
+    for told, covered, again in run_ranks(2, body):
+        assert "world rank 1: hidden=64" in told
+        assert "concurrent_groups=2" in told
+        assert (covered, again) == (True, True)
+
+
+def _workspace(s: Session) -> Any:
+    (prepared,) = s._calls.bound("tp").prepared.values()
+    return prepared.parts[0].workspace
 
 
 def meet(rank: int) -> None:

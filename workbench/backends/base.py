@@ -65,6 +65,7 @@ class Channel(Protocol):
 class Request:
     """What a group is prepared for. Equal on every member (voted before any backend sees it).
 
+    concurrent_groups: how many groups of a rank have calls under way at one time, on streams of their own.
     algorithm: which of its algorithms the plan chose, as tables call it; "" leaves it to the backend.
     """
 
@@ -73,6 +74,7 @@ class Request:
     max_tokens: int
     ops: frozenset[Op]
     rounding: Rounding
+    concurrent_groups: int = 1
     algorithm: str = ""
 
 

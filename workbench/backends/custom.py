@@ -57,13 +57,13 @@ def room(request: Request, key: GroupKey) -> Room:
     return Room(gpu=abi.slot_bytes(_plane_rows(request, key.size), request.hidden, itemsize, key.size))
 
 
-def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> CustomWorkspace:
+def bind(channel: Channel, request: Request) -> CustomWorkspace:
     """Allocate, exchange handles, map the peers' memory, and prove every link with one call.
 
-    concurrent_groups: how many groups make calls at one time on streams of their own; equal on every member. Rows wait
-    for one another across GPUs, so those of all calls that run at one time must fit on each device, and a stream's next
-    call takes its place beside the last: each group gets a part of the device. Make each call once before they overlap:
-    the first use of any kernel loads it, and loading may wait for the device.
+    Rows wait for one another across GPUs, so those of all calls that run at one time must fit on each device, and a
+    stream's next call takes its place beside the last: with request.concurrent_groups above one each group gets a part
+    of the device. Make each call once before they overlap: the first use of any kernel loads it, and loading may wait
+    for the device.
     Collective: every member of the channel's group; never while a stream captures.
     Raises: ResourceError, alike on every member and with nothing left behind, if a member cannot compile or allocate,
         sits on another host, cannot map a peer, or does not see a peer's data.
@@ -80,7 +80,7 @@ def bind(channel: Channel, request: Request, *, concurrent_groups: int = 1) -> C
     workspace = CustomWorkspace(channel, request, shape, shared)
     try:
         lanes = kernel_vote(channel, "room for the CUDA kernels", workspace.resident_lanes)
-        share = 1 if concurrent_groups == 1 else 2 * concurrent_groups
+        share = 1 if request.concurrent_groups == 1 else 2 * request.concurrent_groups
         workspace.limit_lanes([max(1, min(column) // share) for column in zip(*lanes, strict=True)])
         kernel_vote(channel, "a first call over NVLink", workspace.prove)
     except BaseException:

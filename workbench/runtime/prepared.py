@@ -44,7 +44,7 @@ class Prepared:
 
     def arguments(self) -> dict[str, Any]:
         """What `Session.prepare` was called with, but for the kind."""
-        names = ("hidden", "dtype", "max_tokens", "ops", "rounding")
+        names = ("hidden", "dtype", "max_tokens", "ops", "rounding", "concurrent_groups")
         return {"backend": self.asked, **{name: getattr(self.request, name) for name in names}}
 
     @property

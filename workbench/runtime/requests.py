@@ -15,14 +15,19 @@ from workbench.runtime.subgroup import BoundGroup
 MAX_HIDDEN = 1 << 20
 MAX_TOKENS = 1 << 24
 MAX_NAME = 64
+MAX_CONCURRENT = 16
 
 
 def make_request(
-    *, hidden: Any, dtype: Any, max_tokens: Any, ops: Any, rounding: Any, backend: Any
+    *, hidden: Any, dtype: Any, max_tokens: Any, ops: Any, rounding: Any, backend: Any, concurrent_groups: Any
 ) -> Request | ArgumentError:
     """The request, or the error to be voted: a bad argument on one rank must be every member's error."""
     try:
-        for name, value, limit in (("hidden", hidden, MAX_HIDDEN), ("max_tokens", max_tokens, MAX_TOKENS)):
+        for name, value, limit in (
+            ("hidden", hidden, MAX_HIDDEN),
+            ("max_tokens", max_tokens, MAX_TOKENS),
+            ("concurrent_groups", concurrent_groups, MAX_CONCURRENT),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
                 return ArgumentError(f"{name}={show_value(value)}; allowed: a whole number from 1 to {limit}")
         if dtype not in DTYPES:
@@ -35,7 +40,14 @@ def make_request(
         chosen = frozenset(ops)
         if not chosen or not all(isinstance(op, Op) for op in chosen):
             return ArgumentError(f"ops={ops!r}; allowed: members of workbench.ops.Op, at least one")
-        return Request(hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=chosen, rounding=Rounding(rounding))
+        return Request(
+            hidden=hidden,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            ops=chosen,
+            rounding=Rounding(rounding),
+            concurrent_groups=concurrent_groups,
+        )
     except (TypeError, ValueError) as e:
         return ArgumentError(f"ops={ops!r} rounding={rounding!r}: {e}; allowed: sets of Op; 'once' or 'twice'")
 

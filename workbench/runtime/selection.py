@@ -240,6 +240,7 @@ def _covers(prepared: Prepared, request: Request, backend: str | None) -> bool:
         and have.max_tokens >= request.max_tokens
         and have.ops >= request.ops
         and have.rounding == request.rounding
+        and have.concurrent_groups >= request.concurrent_groups
         and (backend is None or all(p.workspace.backend in (backend, ALONE.backend) for p in prepared.parts))
     )
 
@@ -248,4 +249,6 @@ def _text(request: Request) -> str:
     fields = asdict(request)
     fields |= {"ops": "+".join(sorted(op.value for op in request.ops)), "rounding": request.rounding.value}
     del fields["algorithm"]
+    if request.concurrent_groups == 1:
+        del fields["concurrent_groups"]
     return " ".join(f"{name}={value}" for name, value in fields.items())

@@ -163,6 +163,7 @@ class Session:
         ops: Collection[Op] = ALL,
         rounding: Rounding | str = Rounding.ONCE,
         backend: str | None = None,
+        concurrent_groups: int = 1,
     ) -> Plan:
         """Choose a path for the group of `kind` and set up its workspace for up to `max_tokens` tokens.
 
@@ -171,15 +172,16 @@ class Session:
         workspaces is voted before any is made. Gives the plan for `max_tokens`; `why` tells those for fewer.
         Preparing the same (dtype, hidden) again with more tokens or another rounding replaces the workspaces; with
         less it changes nothing. `backend` names the only one to try, for comparisons, whatever sizes tables give it.
+        concurrent_groups: on CUDA, how many of this rank's groups may have calls under way at one time, on streams of
+        their own; each then gets its part of the GPU, since calls that wait for one another must all fit.
         Collective: every member of the group, before capture.
         Raises: ArgumentError for bad sizes; PlanMismatchError if members ask for different things; ResourceError if no
         path is left. Alike on every member.
         """
         self._enter("prepare")
         group = self._calls.bound(kind)
-        request = make_request(
-            hidden=hidden, dtype=dtype, max_tokens=max_tokens, ops=ops, rounding=rounding, backend=backend
-        )
+        asked = {"hidden": hidden, "dtype": dtype, "max_tokens": max_tokens, "ops": ops, "rounding": rounding}
+        request = make_request(**asked, backend=backend, concurrent_groups=concurrent_groups)
         with self._watched(group, "prepare"):
             plan = bind_workspace(
                 group, request, device=self.device, settings=self._settings, backend=backend, probe=self._probe
