@@ -127,6 +127,11 @@ class RankStory:
         return next((c for c in reversed(self.calls) if c.end is None and not is_async(c)), None)
 
     @property
+    def awaits_future(self) -> bool:
+        """Whether it took the future of a call that has not ended: who waits for that is not seen."""
+        return any(c.end is None and c.event.op == "wait" and "by its future" in marks(c.event) for c in self.calls)
+
+    @property
     def has_left(self) -> bool:
         """Whether the last thing it did was to destroy its groups: it comes to no further call, however it ends."""
         return bool(self.calls) and self.calls[-1].event.op == "destroy_process_group"
@@ -284,6 +289,8 @@ class Scene:
         story = self.ranks[call.event.world_rank]
         if is_async(call) and not {"below Python", "on the GPU"}.isdisjoint(marks(call.begin)):
             return story.exit is None or self.was_ended(story.world_rank)
+        if is_async(call) and story.awaits_future:
+            return True
         return story.inside is not None and (not is_async(call) or story.inside.event.op == "wait")
 
     def _meeting(self, name: GroupName, number: int, came: Mapping[int, RankCall]) -> Meeting:

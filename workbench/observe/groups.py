@@ -70,8 +70,10 @@ os.register_at_fork(after_in_child=forget_groups)
 def _meet(process_group: Any) -> Known | None:
     """A group made in a way that is not recorded. One that torch has no members of counts them from 0."""
     import torch.distributed as dist
+    from torch._C._distributed_c10d import Backend  # rpc calls on a bare ProcessGroupGloo, which is one
 
-    if not isinstance(process_group, dist.ProcessGroup):
+    is_group = isinstance(process_group, dist.ProcessGroup | Backend)
+    if not is_group:
         return None
     kind = ""
     try:

@@ -15,6 +15,9 @@ from workbench.trace import Lane, Recorder, Token, allow_looks_during_captures, 
 ON_GPU = "on the GPU"
 """A word in the note of a call that a GPU is to do: it is under way until its end, whoever waits for it and where."""
 
+BY_FUTURE = "by its future"
+"""A word in the note of a wait that began when a program took the future of a call, and ends with that call."""
+
 _POLL_S = 0.02
 
 
@@ -26,7 +29,7 @@ class _Started:
     token: Token | None
     text: str
     on_gpu: bool
-    others: Sequence[tuple[Lane | Recorder, Token | None, str]]
+    others: list[tuple[Lane | Recorder, Token | None, str]]
 
     def end(self, error: str) -> None:
         self.door.end(self.token, error=error)
@@ -63,7 +66,7 @@ def start_work(
     group = f" on {door.info.key}" if isinstance(door, Lane) and door.info is not None else ""
     number = f" #{token[1]}" if token is not None and group else ""
     more = f" and {len(others)} more" if others else ""
-    started = _Started(door, token, f"{op}{number}{group}{more}", on_gpu, others)
+    started = _Started(door, token, f"{op}{number}{group}{more}", on_gpu, list(others))
     try:
         _started[work] = started
     except TypeError:  # no Work, but whatever stands for one
@@ -84,12 +87,13 @@ def record_work_waits(work_class: Any) -> None:
 
 
 def _watch_waits() -> None:
-    """Put the recording into Work.wait and Work.is_completed."""
+    """Put the recording into what waits for a Work, asks for its end, or hands it on to who does."""
     global _unwatched
     with _watching:
         if _unwatched is not None:
             _unwatched.wait = _recorded_wait(_unwatched.wait)
             _unwatched.is_completed = _recorded_is_completed(_unwatched.is_completed)
+            _unwatched.get_future = _recorded_get_future(_unwatched.get_future)
             _unwatched = None
 
 
@@ -128,6 +132,21 @@ def _recorded_is_completed(is_completed: Callable[[Any], Any]) -> Callable[[Any]
         return result
 
     return recorded_is_completed
+
+
+def _recorded_get_future(get_future: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Whoever waits for a future is not seen; C++ does, where the hooks of DistributedDataParallel give it theirs."""
+
+    @functools.wraps(get_future)
+    def recorded_get_future(work: Any) -> Any:
+        started = _started.get(work) if _started else None
+        if started is not None and not started.on_gpu and not any(op == "wait" for _, _, op in started.others):
+            recorder = this_process.recorder
+            token = recorder.begin("wait", note=f"for {started.text}", remark=f"async; {BY_FUTURE}")
+            started.others.append((recorder, token, "wait"))
+        return get_future(work)
+
+    return recorded_get_future
 
 
 def forget_works() -> None:

@@ -73,7 +73,8 @@ def waiting_ranks(trace: Trace, *, dead: Collection[int] = ()) -> frozenset[int]
 def is_waiting(call: RankCall) -> bool:
     """True for a call that began, has not ended, and holds up the program, its GPU, or C++ that nobody sees waiting."""
     words = call.event.note.split("; ")
-    return call.end is None and ("async" not in words or "on the GPU" in words or "below Python" in words)
+    unseen = {"on the GPU", "below Python", "by its future"}
+    return call.end is None and ("async" not in words or not unseen.isdisjoint(words))
 
 
 def call_text(event: Event) -> str:
