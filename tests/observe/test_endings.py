@@ -41,6 +41,17 @@ def test_an_end_without_a_word_is_recorded_too(tmp_path: Path, how: str, expecte
     assert traced.document["findings"][0]["ranks"] == [1]
 
 
+def test_a_rank_that_asks_to_exit_is_told_with_the_line_and_the_text(tmp_path: Path) -> None:
+    traced, exceptions, note = ended(tmp_path, "sys_exit")
+    assert exceptions == []
+    assert note.startswith("status=1, sys.exit in end (")
+    first = traced.document["findings"][0]
+    assert (first["kind"], first["ranks"]) == ("peer-dead", [1])
+    assert "world rank 1 exited with status 1 by sys.exit in end (" in first["message"]
+    assert "ends.py:16): no such config; its last call was barrier" in first["message"]
+    assert '> ends.py:16: sys.exit("no such config")' in traced.stderr
+
+
 def test_what_leaves_a_collective_is_an_exception_of_the_rank_it_left(tmp_path: Path) -> None:
     traced, _, _ = ended(tmp_path, "os_exit")
     rank = traced.trace.rank(0)

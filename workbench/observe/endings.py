@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from workbench.observe.process import this_process
@@ -36,7 +36,7 @@ def record_endings() -> None:
 
     @functools.wraps(hook)
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        this_process.exit_status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        this_process.exit_status, this_process.exit_by = (130 if isinstance(error, KeyboardInterrupt) else 1), ""
         tell_exception(error)
         hook(kind, error, trace)
 
@@ -49,12 +49,13 @@ def record_endings() -> None:
     @functools.wraps(leave)
     def recorded_exit(status: Any = None) -> NoReturn:
         this_process.exit_status = status if isinstance(status, int) else 0 if status is None else 1
+        this_process.exit_by = _sys_exit_words(status, sys._getframe().f_back) if this_process.exit_status else ""
         leave(status)
 
     @functools.wraps(leave_now)
     def recorded_exit_now(status: int) -> NoReturn:
-        this_process.exit_status = status
-        _close("os._exit")
+        this_process.exit_status, this_process.exit_by = status, "os._exit"
+        _close()
         leave_now(status)
 
     @functools.wraps(bootstrap)
@@ -102,13 +103,19 @@ def _innermost(trace: TracebackType | None, inner_files: tuple[str, ...]) -> Cal
     return found
 
 
-def _close(how: str = "") -> None:
+def _sys_exit_words(status: Any, frame: FrameType | None) -> str:
+    where = f" in {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
+    return f"sys.exit{where}{f': {status}' if isinstance(status, str) else ''}"
+
+
+def _close() -> None:
     from workbench.observe.works import stop_polling
 
     recorder = this_process.recorder
     if recorder.enabled:
         stop_polling()
         status = this_process.exit_status or 0
-        recorder.instant("exit", note=f"status={status}{f', {how}' if how else ''}")
+        by = f", {this_process.exit_by}" if this_process.exit_by else ""
+        recorder.instant("exit", note=f"status={status}{by}")
         this_process.live = False
         recorder.close()

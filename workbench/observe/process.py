@@ -57,6 +57,7 @@ class Process:
         self.num_groups = 0
         self.capturing = 0
         self.exit_status: int | None = None
+        self.exit_by = ""  # what asked for it, in words
         self._failed = False
         self._early: list[_Early] = []
         self._declared: list[str] = []

@@ -12,6 +12,7 @@ Try: what the text is known to mean; else repair what the rank ran into.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -102,7 +103,9 @@ def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
     status = story.exit_status
     how = "is gone, and nothing tells how it ended"
     if status is not None:
-        how = f"exited with status {status} and no exception" if status > 0 else f"was ended by {_signal(-status)}"
+        by = re.match(r"status=\d+, ((?:sys\.|os\._)exit.*)", story.exit.note, re.DOTALL) if story.exit else None
+        how = f"exited with status {status} {f'by {error_words(by[1])}' if by else 'and no exception'}"
+        how = how if status > 0 else f"was ended by {_signal(-status)}"
     inside = f" inside {call_words(story.inside.event)}" if story.inside is not None else ""
     last = f"; its last call was {call_words(story.calls[-1].event)}" if story.calls and not inside else ""
     finding = Finding(
