@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
+from operator import index
 from typing import Any
 
 from workbench.trace import Parts, stride_class
@@ -97,7 +98,7 @@ class Described:
         if self._op[0] is not _NOWHERE:
             op = given(self._op)
             found["reduce_op"] = reduce_op_name(self._default_op if op is None else op)
-        world_rank, group_rank = given(self._who), given(self._group_who)
+        world_rank, group_rank = _whole(given(self._who)), _whole(given(self._group_who))
         if self.root:
             found["root_world_rank"] = world_rank
             found["root_group_rank"] = 0 if world_rank is None and group_rank is None else group_rank
@@ -203,10 +204,21 @@ def _part_sizes(value: Any, sizes: Any, num_members: int) -> tuple[int, ...]:
         found = [tensor.numel() for tensor in value]
     else:
         row = value.shape[1:].numel()
-        found = [n * row for n in sizes] if sizes else [value.numel() // num_members] * num_members
+        found = [_whole(n) * row for n in sizes] if sizes else [value.numel() // num_members] * num_members
     if any(type(n) is not int for n in found):
         raise TypeError(f"{found} are no numbers yet")
     return tuple(found)
+
+
+def _whole(value: Any) -> Any:
+    """What torch takes for a whole number, NumPy's or a tensor of one, as int; anything else as it is.
+
+    A symbol stays one: to ask for its number would make the compiled code one for this number alone.
+    """
+    try:
+        return value if value is None or type(value).__name__ == "SymInt" else index(value)
+    except TypeError:
+        return value
 
 
 def describe_tensor(tensor: Any, found: dict[str, Any]) -> None:

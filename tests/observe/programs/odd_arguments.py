@@ -1,14 +1,15 @@
-"""Arguments that are looked at in haste: reduce ops that come and go, and a root whose comparison fails. One rank."""
+"""Arguments that are looked at in haste: reduce ops that come and go, and roots of odd types. One rank."""
 
+import numpy
 import torch
 import torch.distributed as dist
 
 
 class Root(int):
-    """Torch takes it for an int; whoever asks whether it is a place in a group gets an exception."""
+    """Torch takes it for an int; whoever looks it up gets an exception."""
 
-    def __ge__(self, other):
-        raise KeyError("no comparison")
+    def __hash__(self):
+        raise KeyError("no hash")
 
 
 def main():
@@ -27,6 +28,8 @@ def main():
         dist.all_reduce(x, op)
         del op
     dist.broadcast(x, group_src=Root(0))
+    for root in (numpy.int64(0), torch.tensor(0)):
+        dist.broadcast(x, src=root)
     dist.barrier()
     dist.destroy_process_group()
     print(f"RESULT 0 {x.sum().item()}", flush=True)
