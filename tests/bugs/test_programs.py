@@ -72,6 +72,8 @@ FAULTY = {
         (0, 2),
         "world rank 0 sends 24 to 2, which takes 32 from it",
     ),
+    ("w11_a_stage_leaves_out_a_send", 3): ("missing-call", (1,), "no send of 1 is left for it"),
+    ("w12_a_layer_left_out_under_dp", 4): ("missing-call", (3,), "in layer"),
     ("f1_1_a_backend_that_forwards_its_root", 4): ("wrong-root", (2, 3), "in CommBackend.bcast"),
     ("f1_2_a_leader_in_two_numberings", 4): ("wrong-root", (2, 3), "in run_once"),
     ("f1_3_the_source_gets_no_gradient", 2): ("peer-exception", (1,), "gradient is [0.0, 0.0, 0.0]"),

@@ -3,7 +3,8 @@
 Example: world ranks 0 and 1 wait in all_gather_object of world[0,1,2,3]; 2 and 3 have ended and never came.
 Claim: `rendezvous-partial` where it is the first call on the group, init_process_group included, or an exchange between
 hosts; `missing-call` for a later one, and for a send or recv without its counterpart. The absent ranks are at fault.
-`order-swap` where ranks wait for each other in a circle. Of each group only the first such call is told.
+`order-swap` where ranks wait for each other in a circle, unless one of them went past the call of another: it left that
+out. Of each group only the first such call is told.
 Evidence: the calls of those who came, and what the absent ranks do instead.
 Try: let every member reach the call; or name the group that was meant.
 """
@@ -16,10 +17,11 @@ from dataclasses import replace
 
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
+from workbench.diagnose.program_order import Lacked, group_key, went_past
 from workbench.diagnose.rules.order import explain_absence
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
 from workbench.diagnose.words import call_words, error_words, group_words, raised, ranks_words
-from workbench.trace import GroupInfo, RankCall
+from workbench.trace import Event, GroupInfo, RankCall
 
 TIMED_OUT = re.compile(r"timed?[ -]?out|monitoredBarrier", re.IGNORECASE)
 """What an exception says when a wait ran out; others say that a connection ended."""
@@ -44,7 +46,10 @@ def rule(scene: Scene) -> Iterator[Claim]:
         waits[call.event.world_rank] = (call, (peer,))
     circle = _circle(waits)
     exchanging = {r for r in circle if waits[r][0].event.op in EXCHANGES}
-    if circle and not exchanging:
+    ahead = set() if exchanging else _went_past(scene, circle, waits)
+    if len(ahead) == 1:  # it left a call out, which its own claim tells; the others only wait
+        led_to = set(circle) - ahead
+    elif circle and not exchanging:
         yield _circular(circle, waits)
         led_to = set(circle)
     else:  # who stands in an exchange that the others stay away from is not at fault for what it does not send
@@ -243,6 +248,31 @@ def _waiting_among(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], world_
     return (r for r in waits[world_rank][1] if r in waits)
 
 
+def _went_past(scene: Scene, circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> set[int]:
+    """Those of a circle that went past the call in which the one before them waits."""
+    found = set()
+    for waiting, world_rank in zip(circle, (*circle[1:], *circle[:1]), strict=True):
+        lacked = _lacked(scene, waits[waiting][0], world_rank)
+        if went_past(scene.source, scene.ranks[world_rank].calls, waits[world_rank][0], lacked):
+            found.add(world_rank)
+    return found
+
+
+def _lacked(scene: Scene, call: RankCall, world_rank: int) -> Lacked:
+    """What `call` waits for on another rank: the same call there, from the same line; of a send or recv its
+    counterpart, which stands where the rank made one before."""
+    event = call.event
+    if event.op not in COUNTERPART:
+        return Lacked(lambda e: _same_call(e, event), event.site)
+    wanted = (COUNTERPART[event.op], event.world_rank)
+    made = [c.event.site for c in scene.ranks[world_rank].calls if (c.event.op, c.event.peer_world_rank) == wanted]
+    return Lacked(lambda e: (e.op, e.peer_world_rank) == wanted, made[-1] if made else None)
+
+
+def _same_call(event: Event, other: Event) -> bool:
+    return event.op == other.op and event.site == other.site and group_key(event) == group_key(other)
+
+
 def _victims(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], circle: Sequence[int]) -> set[int]:
     """World ranks that are late because they wait, if over others, for the circle or for a rank that waits for none."""
     held = {r for _, late in waits.values() for r in late if r not in waits} | set(circle)
@@ -264,5 +294,6 @@ def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[i
         kind=Kind.ORDER_SWAP,
         ranks=circle,
         message=f"ranks wait for each other in a circle: {told}.",
-        fix="make calls on groups that share ranks in one order everywhere, or let one side of a pair send first",
+        fix="make calls on groups that share ranks in one order everywhere, or let one side of a pair send first; "
+        "unless one of them left a call out before: then make it there",
     )
