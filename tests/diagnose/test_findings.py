@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import json
 import re
+from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.trace.made import group
 from workbench.diagnose import Certainty, Finding, Kind, explain_log_line
 
 ROOT = Path(__file__).parents[2]
+NCCL_ERROR = "DistBackendError: NCCL error in: /torch/csrc/distributed/c10d/NCCLUtils.cpp:77, {}, NCCL version 2.27.5"
+SOCKET = "[W1130 08:46:16.594 socket.cpp:764] [c10d] The client socket has"
 FINDING = Finding(
     code="call.shape",
     kind=Kind.SHAPE_MISMATCH,
@@ -101,7 +106,7 @@ def test_a_finding_prints_on_one_line() -> None:
         ("[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 64 vs 32", "shape-mismatch"),
         ("[Errno 98] Address already in use", "environment"),
         (
-            "torch.distributed.DistStoreError: Timed out after 31 seconds waiting for clients. 1/2 joined.",
+            "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/rank_1",
             "store-timeout",
         ),
         ("Ranks 2 failed to pass monitoredBarrier in 2000 ms", "rendezvous-partial"),
@@ -128,12 +133,107 @@ def test_lines_that_people_search_for_are_known(line: str, kind: str) -> None:
         ("NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000", "driver"),
         ("Signal 11 (SIGSEGV) received by PID 4711", "segfault"),
         ("Signal 9 (SIGKILL) received by PID 4711", "unresponsive"),
+        ("gpu1:47:48 [0] misc/cudawrap.cc:30 NCCL WARN Cuda failure 'out of memory'", "gpu-memory"),
+        ("gpu1:47:48 [0] misc/cudawrap.cc:30 NCCL WARN Cuda failure 2 'out of memory'", "gpu-memory"),
+        (
+            "NCCL WARN socketStartConnect: Connect to 10.0.0.4<379> failed : Software caused connection abort",
+            "nccl-connect",
+        ),
+        ("NCCL WARN socketStartConnect: Connect to 10.0.0.4<379> failed : No route to host", "no-route"),
+        ("NCCL WARN Bootstrap : no socket interface found", "nccl-warn"),
+        (NCCL_ERROR.format("internal error - please report this issue to the NCCL developers"), "nccl-internal"),
+        (NCCL_ERROR.format("unhandled cuda error (run with NCCL_DEBUG=INFO for details)"), "nccl-cuda"),
+        (NCCL_ERROR.format("unhandled system error (run with NCCL_DEBUG=INFO for details)"), "nccl-system"),
+        (NCCL_ERROR.format("invalid usage (run with NCCL_DEBUG=WARN for details)"), "nccl-usage"),
+        (NCCL_ERROR.format("invalid argument (run with NCCL_DEBUG=WARN for details)"), "nccl-usage"),
+        (NCCL_ERROR.format("remote process exited or there was a network error"), "nccl-remote"),
+        (NCCL_ERROR.format("unknown result code"), "nccl-error"),
+        ("NCCL communicator was aborted on rank 1.  Original reason for failure was: a timeout", "nccl-aborted"),
+        (f"{SOCKET} failed to connect to [node0]:29500 (errno: 113 - No route to host).", "no-route"),
+        (f"{SOCKET} failed to connect to [node0]:29500 (errno: 101 - Network is unreachable).", "no-route"),
+        (f"{SOCKET} failed to connect to [node0]:29500 (errno: 111 - Connection refused).", "port-refused"),
+        (f"{SOCKET} timed out after 2000ms while trying to connect to (10.0.0.1, 29500).", "host-unreachable"),
+        (
+            "[c10d] The IPv6 network addresses of (nohost.invalid, 29778) cannot be retrieved "
+            "(gai error: -2 - Name or service not known).",
+            "name-unresolved",
+        ),
+        (
+            "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+            "store-gone",
+        ),
+        (
+            "[PG ID 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+            "watchdog-stuck",
+        ),
+        ("ProcessGroupNCCL.cpp:5188] Guessing device ID based on global rank. This can cause a hang", "device-guessed"),
     ],
 )
 def test_of_several_entries_the_one_that_says_most_is_given(line: str, code: str) -> None:
     explanation = explain_log_line(line)
     assert explanation is not None
     assert explanation.code == code
+
+
+def test_ranks_that_never_joined_the_store_are_counted_and_are_no_key_that_nobody_wrote() -> None:
+    line = "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined."
+    explanation = explain_log_line(line)
+    assert explanation is not None
+    assert (explanation.code, explanation.kind) == ("store-clients", Kind.RENDEZVOUS_PARTIAL)
+    assert explanation.says.startswith("1 of 4 did not join the job's store at its start, within 301 s. ")
+    assert "key" not in str(explanation)
+    assert "compare MASTER_ADDR, MASTER_PORT, WORLD_SIZE and --nnodes on all" in explanation.fix
+
+
+STATUS = "[PG ID 0 PG GUID 0(default_pg) Rank 0]  failure detected by watchdog at work sequence id: 5 PG status: "
+CAME = "it came to call"
+ALL_DONE = "that it enqueued, and waits for none: if another rank of the group has enqueued more, it waits for this one"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (f"{STATUS}last enqueued work: 9, last completed work: 4", f"calls 5 to 9 and not finished them: {CAME} 5,"),
+        (
+            f"{STATUS}last enqueued work: 5, last started work: -1, last completed work: 4",
+            f"not finished it: {CAME} 5,",
+        ),
+        (f"{STATUS}last enqueued work: 2, last completed work: -1", f"calls 1 to 2 and not finished them: {CAME} 1,"),
+        (
+            "dump. Last enqueued NCCL work: 4, last completed NCCL work: 4.This is",
+            f"finished all 4 calls {ALL_DONE} in call 5.",
+        ),
+        (f"{STATUS}last enqueued work: -1, last completed work: -1", f"finished all 0 calls {ALL_DONE} in call 1."),
+        (f"{STATUS}last enqueued work: 4, last completed work: 7", "not fit together: 7 calls done, and 4 enqueued."),
+    ],
+)
+def test_the_watchdogs_two_numbers_tell_a_rank_that_waits_from_one_that_is_waited_for(line: str, told: str) -> None:
+    explanation = explain_log_line(line)
+    assert explanation is not None
+    assert explanation.code == "nccl-status"
+    assert told in explanation.says
+
+
+def test_torchs_own_texts_are_known_as_this_version_raises_them() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="twice") as twice:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleList([torch.nn.Linear(1, 1) for _ in "ab"]))
+        model.module.forward = lambda x: model.module[0](x)  # type: ignore[operator,union-attr]  # the second is left out
+        with pytest.raises(RuntimeError, match="prior iteration") as unfinished:
+            for _ in range(2):
+                model(torch.ones(1, 1)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ValueError, match="not been initialized") as absent:
+        dist.barrier()
+    with pytest.raises(dist.DistStoreError) as alone:
+        dist.TCPStore("127.0.0.1", 0, 3, is_master=True, timeout=timedelta(seconds=1))
+    told = [explain_log_line(str(e.value)) for e in (twice, unfinished, absent, alone)]
+    assert [t and t.code for t in told] == ["initialised-twice", "ddp-unfinished", "not-initialised", "store-clients"]
+    assert told[3] is not None
+    assert told[3].says.startswith("2 of 3 did not join")
 
 
 def test_a_connection_that_ended_is_told_as_a_consequence_and_each_sentence_ends() -> None:

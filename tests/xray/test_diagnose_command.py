@@ -16,11 +16,13 @@ from tests.xray.test_verdict import record_job
 from workbench.observe import Frame
 from workbench.trace import Recorder
 from workbench.xray.attach import Seen, View, look_at
+from workbench.xray.logs import explain_lines
 
 LOG = """\
 step 1
 [rank2]: RuntimeError: \x1b[31mConnection closed by peer\x1b[0m [127.0.0.1]:4711
 step 2
+[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:4713
 [rank0]: RuntimeError: Connection reset by peer
 ValueError: Global rank 0 is not part of group <ProcessGroup>
 """
@@ -32,22 +34,85 @@ def test_known_lines_of_a_log_are_told_once_with_their_number(tmp_path: Path) ->
     done = workbench_diagnose("--log", log)
     assert done.returncode == 3, done.stderr
     told = done.stdout.splitlines()
-    assert told[0] == ("line 2, and 1 more like it: [rank2]: RuntimeError: Connection closed by peer [127.0.0.1]:4711")
-    assert told[1].startswith("    peer-dead: The connection to another rank ended")
-    assert told[1].endswith("Read on: notebooks/07_xray.ipynb")
-    assert told[2].startswith("line 5: ValueError: Global rank 0")
-    assert told[3].startswith("    wrong-root: ")
-    assert "Try: pass group_src= or group_dst=" in told[3]
-    assert len(told) == 4
+    assert told[0] == (
+        "line 2, and 1 more like it ([rank2], [rank0]; :4711, :4713): "
+        "[rank2]: RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+    )
+    assert told[1] == "line 5: [rank0]: RuntimeError: Connection reset by peer"
+    assert told[2].startswith("    peer-dead: The connection to another rank ended")
+    assert told[2].endswith("Read on: notebooks/07_xray.ipynb")
+    assert told[3].startswith("line 6: ValueError: Global rank 0")
+    assert told[4].startswith("    wrong-root: ")
+    assert "Try: pass group_src= or group_dst=" in told[4]
+    assert len(told) == 5
 
 
 def test_a_log_comes_from_stdin_too_whatever_its_bytes_are() -> None:
     done = workbench_diagnose("--log", "-", "--json", text=b"\xff\xfe\n" + LOG.encode())
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
-    assert (document["schema"], document["lines"]) == (1, 6)
+    assert (document["schema"], document["lines"]) == (1, 7)
     found = [(k["code"], k["line"], k["count"], k["notebook"]) for k in document["known"]]
-    assert found == [("gloo-peer", 3, 2, "07_xray"), ("not-in-group", 6, 1, "01_subgroup_rank_mapping")]
+    assert found == [
+        ("gloo-peer", 3, 2, "07_xray"),
+        ("gloo-peer", 6, 1, "07_xray"),
+        ("not-in-group", 7, 1, "01_subgroup_rank_mapping"),
+    ]
+    assert document["known"][0]["differs"] == [["[rank2]", "[rank0]"], [":4711", ":4713"]]
+
+
+NCCL = "gpu1:{pid}:{pid} [{gpu}] NCCL WARN "
+CONNECT = f"{NCCL}socketStartConnect: Connect to {{address}} failed : Software caused connection abort"
+WORK = (
+    "[rank{r}]:[E709 17:05:3{r}.16 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout: "
+)
+
+
+def told_of(*lines: str) -> list[tuple[int, int, tuple[tuple[str, ...], ...]]]:
+    """Line, count and what differs, of each known line."""
+    return [(known.line, known.count, known.differs) for known in explain_lines(lines).known]
+
+
+def test_lines_of_one_meaning_in_other_words_are_told_apart() -> None:
+    memory, bootstrap = NCCL.format(pid=1, gpu=0) + "Call to ibv_reg_mr failed", NCCL.format(pid=1, gpu=0) + "Bootstrap"
+    log = explain_lines([memory, bootstrap, memory])
+    assert [(k.line, k.count, k.explanation.code) for k in log.known] == [(1, 2, "nccl-warn"), (2, 1, "nccl-warn")]
+    assert [line.partition(":")[0] for line in str(log).splitlines()] == [
+        "line 1, and 1 more like it",
+        "line 2",
+        "    peer-exception",
+    ]
+
+
+def test_what_differs_between_folded_lines_is_shown() -> None:
+    lines = [CONNECT.format(pid=i, gpu=0, address=f"10.0.0.{i}<379>") for i in (4, 5, 4)]
+    assert told_of(*lines) == [(1, 3, (("10.0.0.4<379>", "10.0.0.5<379>"),))]
+    work = [f"{WORK.format(r=r)}WorkNCCL(SeqNum=5, NumelIn={n}) ran for 6000{r} ms" for r, n in ((0, 4), (1, 8))]
+    assert told_of(*work) == [(1, 2, (("[rank0]", "[rank1]"), ("NumelIn=4", "NumelIn=8")))]
+    assert str(explain_lines(work)).startswith(
+        "line 1, and 1 more like it ([rank0], [rank1]; NumelIn=4, NumelIn=8): [rank0]"
+    )
+
+
+def test_times_and_processes_alone_make_no_difference() -> None:
+    stamped = [f"2026-11-30T08:4{i}:12.5Z pid={i} 0x7f{i} Broken pipe after 2{i} ms" for i in range(3)]
+    assert told_of(*stamped) == [(1, 3, ())]
+
+
+def test_many_values_and_many_wordings_are_cut_with_a_word() -> None:
+    many = explain_lines([f"[rank{i}]: Broken pipe" for i in range(100)])
+    assert len(many.known[0].differs[0]) == 64
+    assert "([rank0], [rank1], [rank2], [rank3], [rank4], [rank5], [rank6], [rank7], ...)" in str(many)
+    wordings = explain_lines([f"Broken pipe {'x' * (1 + i % 20)}" for i in range(40)])
+    assert len(wordings.known) == 20
+    lines = str(wordings).splitlines()
+    assert (len(lines), lines[12]) == (14, "line 13 and later: 16 more in other words; --json has them")
+
+
+def test_ranks_with_the_same_two_numbers_of_the_watchdog_are_told_together() -> None:
+    status = "[rank{}]: PG status: last enqueued work: {}, last completed work: 4"
+    log = explain_lines([status.format(0, 5), status.format(1, 4), status.format(2, 5)])
+    assert [(k.line, k.count, k.differs) for k in log.known] == [(1, 2, (("[rank0]", "[rank2]"),)), (2, 1, ())]
 
 
 def test_a_log_without_a_known_line_is_fine_and_one_that_is_not_there_is_bad_input(tmp_path: Path) -> None:

@@ -13,24 +13,46 @@ from workbench.xray.verdict import SCHEMA
 
 _MOST_CHARACTERS = 10_000  # of a line that are looked at
 _SHOWN_CHARACTERS = 200
+_SHOWN_LINES = 12  # of one meaning
+_MOST_VALUES, _SHOWN_VALUES = 64, 8
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MOMENTS = re.compile(
+    r"\b[EWIF]\d{3,4}(?= \d\d:)"  # of glog: severity, month and day
+    r"|\b\d{4}-\d\d-\d\d(?=\D)|\b\d\d[/-]\d\d(?= \d\d:)|(?:\b|T)\d\d:\d\d:\d\d(?:[.,]\d+)?Z?"
+    r"|\b\d+(?:\.\d+)? ?(?:ms|milliseconds)\b"
+    r"|\b[Pp][Ii][Dd][ =:]*\d+|\bfd=\d+|(?<=\w):\d+:\d+(?= \[)|\b0x[0-9a-fA-F]+"
+)
+"""Times, processes and places in memory: they differ between any two lines, and what a line says does not."""
+_VARYING = re.compile(r"((?:\b[A-Za-z]+[ :]+)?)(\[?[\w.:<>=/-]*\d[\w.:<>=/-]*\]?)")
+"""A word with a digit in it, such as a rank, an address or a size, and the word before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLine:
-    """What `count` lines of a log mean alike; the first of them, and its number from 1."""
+    """What `count` lines of a log say in the same words; the first of them, and its number from 1.
+
+    differs: where numbers and addresses in those words are not the same, those that were met, in order.
+    """
 
     explanation: Explanation
     line: int
     text: str
     count: int = 1
+    differs: tuple[tuple[str, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"line": self.line, "text": self.text, "count": self.count, **self.explanation.to_json()}
+        return {
+            "line": self.line,
+            "text": self.text,
+            "count": self.count,
+            "differs": [list(values) for values in self.differs],
+            **self.explanation.to_json(),
+        }
 
     def __str__(self) -> str:
-        more = f", and {self.count - 1} more like it" if self.count > 1 else ""
-        return f"line {self.line}{more}: {self.text}\n    {self.explanation}"
+        values = "; ".join(_listed(values) for values in self.differs)
+        more = f", and {self.count - 1} more like it{f' ({values})' if values else ''}" if self.count > 1 else ""
+        return f"line {self.line}{more}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +66,18 @@ class ExplainedLog:
         return {"schema": SCHEMA, "lines": self.num_lines, "known": [k.to_json() for k in self.known]}
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.known)) or f"none of {self.num_lines} lines is known"
+        """Each meaning once, below the lines that have it."""
+        told: dict[Explanation, list[KnownLine]] = {}
+        for known in self.known:
+            told.setdefault(known.explanation, []).append(known)
+        lines = []
+        for explanation, alike in told.items():
+            lines += [str(known) for known in alike[:_SHOWN_LINES]]
+            if alike[_SHOWN_LINES:]:
+                left = sum(known.count for known in alike[_SHOWN_LINES:])
+                lines.append(f"line {alike[_SHOWN_LINES].line} and later: {left} more in other words; --json has them")
+            lines.append(f"    {explanation}")
+        return "\n".join(lines) or f"none of {self.num_lines} lines is known"
 
 
 def explain_log(file: str) -> ExplainedLog:
@@ -57,20 +90,53 @@ def explain_log(file: str) -> ExplainedLog:
 
 
 def explain_lines(lines: Iterable[str]) -> ExplainedLog:
-    """What known lines mean: one entry a meaning. Pure."""
-    known: dict[str, KnownLine] = {}
+    """What known lines mean: one entry for those of one meaning that say it in the same words. Pure."""
+    known: dict[tuple[Explanation, str], KnownLine] = {}
+    values: dict[tuple[Explanation, str], list[dict[str, None]]] = {}
     number = 0
     for number, line in enumerate(lines, start=1):
         text = _COLOUR.sub("", line[:_MOST_CHARACTERS]).strip()
         explanation = explain_log_line(text)
         if explanation is None:
             continue
-        earlier = known.get(explanation.code)
-        if earlier is None:
-            known[explanation.code] = KnownLine(explanation=explanation, line=number, text=_shown(text))
-        else:
-            known[explanation.code] = replace(earlier, count=earlier.count + 1)
-    return ExplainedLog(num_lines=number, known=tuple(known.values()))
+        wording, found = _take_apart(text)
+        key = explanation, wording
+        if key not in known:
+            known[key] = KnownLine(explanation=explanation, line=number, text=_shown(text))
+            values[key] = [{value: None} for value in found]
+            continue
+        known[key] = replace(known[key], count=known[key].count + 1)
+        for met, value in zip(values[key], found, strict=True):
+            if len(met) < _MOST_VALUES:
+                met[value] = None
+    return ExplainedLog(
+        num_lines=number, known=tuple(replace(k, differs=_differing(values[key])) for key, k in known.items())
+    )
+
+
+def _take_apart(text: str) -> tuple[str, list[str]]:
+    """The words of a line with its numbers and addresses taken out, and those, with the word before a bare number."""
+    found: list[str] = []
+
+    def take(match: re.Match[str]) -> str:
+        word, value = match[1], match[2]
+        found.append(_shown(f"{word}{value}" if value.isdigit() else value.rstrip(".:,")))
+        return f"{word}#"
+
+    return _VARYING.sub(take, _MOMENTS.sub("~", text)), found
+
+
+def _differing(values: list[dict[str, None]]) -> tuple[tuple[str, ...], ...]:
+    """Of each place where values differ all of them; a number that stands in a line twice is told once."""
+    differing: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for met in values:
+        if len(met) > 1:
+            differing.setdefault(tuple(re.sub(r"[^\d.:]", "", value) for value in met), tuple(met))
+    return tuple(differing.values())
+
+
+def _listed(values: tuple[str, ...]) -> str:
+    return ", ".join(values[:_SHOWN_VALUES]) + (", ..." if len(values) > _SHOWN_VALUES else "")
 
 
 def _shown(text: str) -> str:

@@ -3,7 +3,7 @@
 Example: world rank 1 got SIGSTOP inside all_reduce of tp[0,1], and world rank 0 waits there for 30 s.
 Claim: `stalled`, the stopped rank, whether it stands in a call or never came to the one the others wait in.
 Evidence: the call it is in, or made last.
-Try: let it go on (SIGCONT), or end the debugger's hold.
+Try: find what stopped it; SIGCONT lets a process go on that is still there, which records cannot tell.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _stopped(story: RankStory, waiting: set[int]) -> Claim:
         kind=Kind.STALLED,
         ranks=(story.world_rank,),
         group=None if call is None else call.event.group,
-        message=f"the process of world rank {story.world_rank} is stopped {where}, by SIGSTOP, SIGTSTP or a debugger, "
-        f"and {ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}.",
+        message=f"the process of world rank {story.world_rank} (pid {story.trace.header.pid}) is stopped {where}, by "
+        f"SIGSTOP, SIGTSTP or a debugger, and {ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'}.",
         evidence=() if call is None else evidence_of([call]),
         certainty=Certainty.IS,
-        fix=f"let it go on: kill -CONT {story.trace.header.pid}",
+        fix="find what stopped it, such as Ctrl-Z or a debugger; while the process is there, SIGCONT lets it go on",
     )
     return Claim(finding, story.last_ns, places={story.world_rank: DEATH})
