@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from workbench.cli import cli
@@ -79,6 +81,34 @@ def test_bad_input_is_one_message_and_exit_2(arguments: list[str], told: str) ->
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+def commands_with_values(path: tuple[str, ...] = (), command: click.Command = cli) -> Iterator[tuple[str, ...]]:
+    """Every command that has options with a value, and the last of these without it."""
+    for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+        yield from commands_with_values((*path, name), inner)
+    takes = [o.opts[0] for o in command.params if isinstance(o, click.Option) and not o.is_flag]
+    if takes:
+        yield (*path, takes[-1])
+
+
+@pytest.mark.parametrize("words", list(commands_with_values()), ids=" ".join)
+def test_an_option_without_its_value_points_to_the_help_of_its_own_command(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    path = " ".join(("workbench", *words[:-1]))
+    told = f"{path}: Option '{words[-1]}' requires an argument; see `{path} --help`\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+def test_every_command_with_such_an_option_is_tried() -> None:
+    tried = {words[:-1] for words in commands_with_values()}
+    assert tried >= {("measure", "fused"), ("tune",), ("demo",), ("why",), ("trace",), ("diagnose",), ("lab",)}
+
+
+@pytest.mark.parametrize("words", [[], ["measure"]], ids=["workbench", "measure"])
+def test_a_command_that_needs_another_shows_its_help_as_it_is(words: list[str]) -> None:
+    done = run(*words)
+    assert done.stdout + done.stderr == run(*words, "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -53,7 +53,9 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _leave(130, "interrupted")
     except click.ClickException as e:
-        where = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "workbench"
+        if isinstance(e, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click from 8.2 on
+            _leave(2, e.format_message())
+        where = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else _command_path(sys.argv[1:])
         message = " ".join(e.format_message().split()).rstrip(".")
         _leave(2, f"{where}: {message}; see `{where} --help`")
     except BrokenPipeError:
@@ -63,6 +65,16 @@ def main() -> NoReturn:
     except OSError as e:
         _leave(1, f"workbench: {e}")
     _leave(status if isinstance(status, int) else 0)
+
+
+def _command_path(words: list[str]) -> str:
+    """The command that the words name; of an option that lacks its value click's parser does not tell the command."""
+    path, command = "workbench", cast(click.Command, cli)
+    for word in words:
+        if not isinstance(command, click.Group) or word not in command.commands:
+            break
+        path, command = f"{path} {word}", command.commands[word]
+    return path
 
 
 class SizesType(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4 on only
