@@ -195,6 +195,17 @@ def test_versions_of_the_engine_are_asked_on_request() -> None:
     )
 
 
+def test_an_engine_is_not_said_to_fuse_over_groups_that_it_never_asks_about() -> None:
+    answer = why("vllm", machine="h100x8", sizes={"tp": 4, "dp": 2}, hidden=8192, tokens=64, upstream=True)
+    groups = [group.splitlines() for group in str(answer).split("\n\n")]
+    asked = {lines[0].split("[")[0]: [line for line in lines if line.startswith("  asked")] for lines in groups}
+    versions = "(no-pp-no-dp, gate-lifted, no-pp, group-passed, sixteen-ranks)"
+    for kind in ("world", "dp"):
+        told = f"  asked  vllm fusion: no: it works on tp groups alone, and this one is {kind} {versions}"
+        assert asked[kind] == [told]
+    assert [": yes: " in line for line in asked["tp"]] == [False, True, True, True, True]
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -265,7 +265,18 @@ def _group_lines(counted: tuple[GroupAnswer, int]) -> list[str]:
     lines += [f"  has    {', '.join(has)}"] if has else []
     lacks = _by_reason((c.value, v.reason) for c, v in group.capabilities if not v.ok)
     lines += [f"  lacks  {names}: {reason}" for reason, names in lacks]
-    return lines + [f"  asked  {rule}: {verdict}{_known_trouble(rule)}" for rule, verdict in group.upstream]
+    return lines + _asked_lines(group)
+
+
+def _asked_lines(group: GroupAnswer) -> list[str]:
+    """What versions of the engine say; those that are never asked of such a group are told in one line a decision."""
+    versions: dict[str, list[str]] = {}
+    for rule, verdict in group.upstream:
+        if rule.concerns((group.key.kind, *group.aliases)):
+            versions[f"{rule}: {verdict}{_known_trouble(rule)}"] = []
+        else:
+            versions.setdefault(f"{rule.system} {rule.topic}: {verdict}", []).append(rule.id)
+    return [f"  asked  {answer}" + (f" ({', '.join(ids)})" if ids else "") for answer, ids in versions.items()]
 
 
 def _known_trouble(rule: Rule) -> str:

@@ -70,7 +70,8 @@ def test_the_four_rows_of_the_upstream_matrix(
     allocator = Allocator.VMM_FABRIC if vmm else Allocator.PLAIN
     fabric = make_fabric(size, num_hosts=1 if same_host else 2, clique=bool(clique), allocator=allocator, arch="sm100")
     rule = next(r for r in upstream_rules("sglang", "custom_all_reduce") if r.id == "capability")
-    situation = {"arch": "sm100", "group_size": size, "same_host": same_host, "nvlink": True}
+    situation = {"kinds": ("tp",), "kind": "tp", "arch": "sm100", "group_size": size, "same_host": same_host}
+    situation["nvlink"] = True
     if clique is not None:
         situation |= {"one_clique": clique, "vmm": vmm}  # on one host these must not even be asked for
     assert ask_upstream(rule, situation).ok is upstream

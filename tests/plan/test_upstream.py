@@ -79,6 +79,59 @@ def test_pipeline_and_data_parallelism_came_and_went() -> None:
     assert answers("vllm", "fusion", with_dp) == [False, True, True, True, True]
 
 
+def told_by_kind(group_map: GroupMap, topic: str) -> dict[str, list[bool]]:
+    """What each version says of the first group of every kind of more than one rank, by kind."""
+    kinds = [kind for kind, groups in group_map.groups.items() if len(groups[0]) > 1]
+    return {kind: answers(group_map.system, topic, situation_of(group_map, "b200x8", kind)) for kind in kinds}
+
+
+def test_vllm_fuses_over_its_tensor_parallel_group_alone() -> None:
+    group_map = GroupMap.build("vllm", tp=2, dp=2, pp=2)
+    assert told_by_kind(group_map, "fusion") == {
+        "world": [False] * 5,
+        "tp": [False, True, False, True, True],
+        "pp": [False] * 5,
+        "dp": [False] * 5,
+    }
+    for rule in upstream_rules("vllm", "fusion"):
+        verdict = ask_upstream(rule, situation_of(group_map, "b200x8", "dp"))
+        assert str(verdict) == "no: it works on tp groups alone, and this one is dp"
+
+
+def test_sglang_fuses_over_attention_and_expert_groups_and_each_group_is_found_by_its_other_names() -> None:
+    # cp-limit, subgroups
+    assert told_by_kind(GroupMap.build("sglang", tp=8, moe_ep=2), "fusion") == {
+        "world": [False, False],
+        "tp": [True, True],  # also attention_tp
+        "moe_ep": [False, True],
+        "moe_tp": [False, False],  # beside moe_ep
+    }
+    assert told_by_kind(GroupMap.build("sglang", tp=8, attn_cp=2, moe_ep=4), "fusion") == {
+        "world": [False, False],
+        "tp": [False, False],
+        "attn_cp": [False, False],
+        "attention_tp": [False, True],
+        "moe_ep": [False, True],
+        "moe_tp": [False, False],
+    }
+    assert told_by_kind(GroupMap.build("sglang", tp=8), "fusion")["tp"] == [True, True]  # also attention_tp, moe_tp
+
+
+def test_sglangs_custom_all_reduce_is_not_made_for_expert_groups_nor_the_world() -> None:
+    assert told_by_kind(GroupMap.build("sglang", tp=4, attn_cp=2, moe_ep=2, pp=2), "custom_all_reduce") == {
+        "world": [False] * 4,
+        "tp": [True] * 4,
+        "attn_cp": [True] * 4,
+        "attention_tp": [False] * 4,
+        "moe_ep": [False] * 4,
+        "moe_tp": [False] * 4,
+        "pp": [False] * 4,
+    }
+    attention = situation_of(GroupMap.build("sglang", tp=4, attn_cp=2), "b200x8", "attention_tp")
+    verdict = ask_upstream(upstream_rules("sglang", "custom_all_reduce")[-1], attention)
+    assert verdict.reason.endswith("later versions let them have it")
+
+
 MIB = 1 << 20
 VLLM_SIZES = [
     # FI_ALLREDUCE_FUSION_MAX_SIZE_MB of 0.24.0 and 0.33.0, in bytes; None: no entry, never fused
@@ -104,7 +157,7 @@ def test_vllm_fuses_up_to_its_published_size_and_not_one_byte_more(
 ) -> None:
     rules = {rule.id: rule for rule in upstream_rules("vllm", "fusion")}
     for rule, limit in ((rules["group-passed"], earlier), (rules["sixteen-ranks"], later)):
-        situation = {"arch": arch, "tp": tp, "message_bytes": limit or 1}
+        situation = {"kinds": ("tp",), "arch": arch, "tp": tp, "message_bytes": limit or 1}
         assert ask_upstream(rule, situation).ok is (limit is not None)
         assert not ask_upstream(rule, {**situation, "message_bytes": (limit or 1) + 1}).ok
 
@@ -113,7 +166,7 @@ def test_vllms_size_limit_is_told_with_its_name_and_version_whether_it_fuses_or_
     rule = next(r for r in upstream_rules("vllm", "fusion") if r.id == "group-passed")
 
     def told(arch: str, tp: int, size: int) -> str:
-        return ask_upstream(rule, {"arch": arch, "tp": tp, "message_bytes": size}).reason
+        return ask_upstream(rule, {"kinds": ("tp",), "arch": arch, "tp": tp, "message_bytes": size}).reason
 
     table = "FI_ALLREDUCE_FUSION_MAX_SIZE_MB of 0.24.0"
     assert told("sm100", 8, 2048 * 7168 * 2) == (
@@ -129,7 +182,7 @@ def test_vllms_size_limit_is_told_with_its_name_and_version_whether_it_fuses_or_
     assert told("sm80", 8, 2) == "sm80 is neither Hopper nor Blackwell"
     assert told("sm90", 1, 2) == "tp=1: nothing to reduce"
     with pytest.raises(ArgumentError, match="asks for 'message_bytes', which the situation does not tell"):
-        ask_upstream(rule, {"arch": "sm90", "tp": 8})
+        ask_upstream(rule, {"kinds": ("tp",), "arch": "sm90", "tp": 8})
 
 
 def test_every_architecture_that_vllm_fuses_on_has_its_sizes() -> None:
@@ -234,7 +287,7 @@ def test_variables_that_no_longer_do_anything_are_told() -> None:
 def test_a_situation_that_lacks_a_fact_is_refused_by_name() -> None:
     rule = upstream_rules("sglang", "fusion")[0]
     with pytest.raises(ArgumentError, match="asks for 'dp_attention', which the situation does not tell"):
-        ask_upstream(rule, {"arch": "sm90"})
+        ask_upstream(rule, {"kinds": ("tp",), "arch": "sm90"})
     with pytest.raises(ArgumentError, match="no rules for 'megatron' 'fusion'; there are sglang custom_all_reduce"):
         upstream_rules("megatron", "fusion")
 

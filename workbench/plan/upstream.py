@@ -57,7 +57,10 @@ class SizeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One version of one decision. `when` tells dates or releases, `cost` what it cost the users it turned away."""
+    """One version of one decision. `when` tells dates or releases, `cost` what it cost the users it turned away.
+
+    groups: kinds of group that the engine asks it of; of others it never does, whatever the conditions say.
+    """
 
     system: str
     topic: str
@@ -66,7 +69,12 @@ class Rule:
     source: str
     cost: str
     requires: tuple[Condition, ...]
+    groups: tuple[str, ...] = ()
     sizes: SizeLimits | None = None
+
+    def concerns(self, kinds: Iterable[str]) -> bool:
+        """Whether the engine asks this of a group that goes by these kinds; a rule without groups is of the launch."""
+        return not self.groups or not set(self.groups).isdisjoint(kinds)
 
     def __str__(self) -> str:
         return f"{self.system} {self.topic} {self.id} ({self.when}; {self.source})"
@@ -99,6 +107,11 @@ def ask_upstream(rule: Rule, situation: Mapping[str, Any]) -> Verdict:
 
     Raises: ArgumentError if the rule needs a fact that the situation lacks; facts it does not need are not looked at.
     """
+    if rule.groups and not rule.concerns(_fact("kinds", situation, rule)):
+        kind = situation["kinds"][0]
+        return Verdict(
+            False, f"it works on {', '.join(rule.groups)} groups alone, and this one is {kind}", (str(rule),)
+        )
     failed = [c.otherwise.format_map(situation) for c in rule.requires if not _holds(c, situation, rule)]
     size = _size_up(rule.sizes, situation, rule) if rule.sizes is not None else None
     if size is not None and not size.ok:
@@ -118,11 +131,14 @@ def describe_situation(
     sizes = group_map.sizes
     return {
         "arch": fabric.arch.reason,
+        "kinds": (fabric.key.kind, *(alias for alias, owner in group_map.aliases.items() if owner == fabric.key.kind)),
+        "kind": fabric.key.kind,
         "group_size": fabric.key.size,
         "tp": sizes.get("tp", 1),
         "pp": sizes.get("pp", 1),
         "dp": sizes.get("dp", 1),
         "attn_cp": sizes.get("attn_cp", 1),
+        "moe_ep": sizes.get("moe_ep", 1),
         "dp_attention": sizes.get("attn_dp", 1) > 1,
         "num_hosts": num_hosts,
         "same_host": fabric.same_host.ok,
@@ -263,6 +279,7 @@ def _rule(system: str, topic: str, doc: Document, sizes: Mapping[str, SizeLimits
         source=doc.take_text("source"),
         cost=doc.take_text("cost"),
         requires=tuple(_condition(c) for c in doc.take_children("requires")),
+        groups=doc.take_texts("groups", default=[]),
         sizes=sizes[doc.take_text("sizes")] if doc.has("sizes") else None,
     )
     doc.end()
