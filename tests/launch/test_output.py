@@ -49,6 +49,25 @@ def test_a_rank_that_is_not_there_is_refused_with_what_is(wanted: object) -> Non
         select_ranks(wanted, 4, MAP)  # type: ignore[arg-type]  # wrong on purpose
 
 
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ("9", "9"),
+        (9, "9"),
+        ("9,9", "9"),
+        ([9, 9, -1], "9, -1"),
+        ("2-9", "9"),
+        ("8-9", "8, 9"),
+        ([1, True], "True"),
+        ([[0], [0]], "[0]"),
+    ],
+)
+def test_what_is_refused_is_named_once(wanted: object, named: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        select_ranks(wanted, 4, MAP)  # type: ignore[arg-type]  # wrong on purpose
+    assert str(refused.value) == f"ranks={wanted!r} names {named}; this cluster has world ranks 0..3"
+
+
 def test_a_kind_needs_a_group_map_and_a_group_that_is_there() -> None:
     with pytest.raises(ArgumentError, match="no group map"):
         select_ranks("tp:0", 4, None)

@@ -98,6 +98,21 @@ def test_the_command_writes_a_page_and_leaves_the_notebook_as_it_is(tmp_path: Pa
     assert path.read_bytes() == before
 
 
+def test_a_notebook_is_run_with_messages_that_nobody_reads_along(tmp_path: Path) -> None:
+    path = tmp_path / "small.ipynb"
+    source = "from ipykernel.connect import get_connection_info; print(sorted(get_connection_info(unpack=True)))"
+    nbformat.write(new_notebook(cells=[new_code_cell(source)]), path)
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.notebooks", "--run", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'curve_secretkey'" in nbformat.read(path, as_version=4)["cells"][0]["outputs"][0]["text"]
+
+
 def test_copies_never_write_over_a_file_that_is_there(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "place"
     first = copy_notebooks(directory)

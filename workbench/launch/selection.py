@@ -24,7 +24,7 @@ def select_ranks(wanted: Ranks, num_ranks: int, group_map: GroupMap | None) -> t
     )
     outside = [r for r in found if isinstance(r, bool) or not isinstance(r, int) or not 0 <= r < num_ranks]
     if outside or not found:
-        named = ", ".join(map(repr, outside)) or "no rank"
+        named = ", ".join(dict.fromkeys(map(repr, outside))) or "no rank"
         raise ArgumentError(f"ranks={wanted!r} names {named}; this cluster has world ranks 0..{num_ranks - 1}")
     return tuple(sorted({r for r in found if isinstance(r, int)}))
 

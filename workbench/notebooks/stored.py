@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from traitlets.config import Config
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CHECKED = "nbval-check-output"
@@ -19,6 +20,9 @@ CHECKED = "nbval-check-output"
 
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 _CELL_KEPT = ("tags",)
+_ENCRYPTED = Config(
+    {"KernelManager": {"transport_encryption": "auto"}}
+)  # other users of this machine do not read along
 
 
 def run_notebook(path: Path, *, timeout_s: float = 300.0) -> NotebookNode:
@@ -32,6 +36,7 @@ def run_notebook(path: Path, *, timeout_s: float = 300.0) -> NotebookNode:
         notebook,
         timeout=int(timeout_s),
         kernel_name="python3",
+        config=_ENCRYPTED,
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
         record_timing=False,
