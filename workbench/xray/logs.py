@@ -23,8 +23,7 @@ _MOMENTS = re.compile(
     r"|\b[Pp][Ii][Dd][ =:]*\d+|\bfd=\d+|(?<=\w):\d+:\d+(?= \[)|\b0x[0-9a-fA-F]+"
 )
 """Times, processes and places in memory: they differ between any two lines, and what a line says does not."""
-_VARYING = re.compile(r"((?:\b[A-Za-z]+[ :]+)?)(\[?[\w.:<>=/-]*\d[\w.:<>=/-]*\]?)")
-"""A word with a digit in it, such as a rank, an address or a size, and the word before it."""
+_WORD = re.compile(r"\[?[\w.:<>=/-]+\]?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +114,24 @@ def explain_lines(lines: Iterable[str]) -> ExplainedLog:
 
 
 def _take_apart(text: str) -> tuple[str, list[str]]:
-    """The words of a line with its numbers and addresses taken out, and those, with the word before a bare number."""
+    """A line without its words that have digits, such as ranks, addresses and sizes, and those.
+
+    A number that stands alone is given with the word before it.
+    """
     found: list[str] = []
+    before = ""
 
     def take(match: re.Match[str]) -> str:
-        word, value = match[1], match[2]
-        found.append(_shown(f"{word}{value}" if value.isdigit() else value.rstrip(".:,")))
-        return f"{word}#"
+        nonlocal before
+        word, earlier = match[0], before
+        before = word
+        if not any(map(str.isdigit, word)):
+            return word
+        value = word.rstrip(".:")
+        found.append(_shown(f"{earlier} {value}".strip() if value.isdigit() else value))
+        return "#"
 
-    return _VARYING.sub(take, _MOMENTS.sub("~", text)), found
+    return _WORD.sub(take, _MOMENTS.sub("~", text)), found
 
 
 def _differing(values: list[dict[str, None]]) -> tuple[tuple[str, ...], ...]:
