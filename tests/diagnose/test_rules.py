@@ -164,11 +164,11 @@ def test_a_rank_that_never_makes_a_group_is_told_once_it_has_gone_another_way() 
         (("", ""), "Torch returned at once and left the tensor as it was."),
         (
             ("ValueError: Invalid process group specified",) * 2,
-            "It raised ValueError: Invalid process group specified.",
+            "World rank 1 raised ValueError: Invalid process group specified.",
         ),
         (
             ("", "ValueError: no"),
-            "It raised ValueError: no. Torch returned at once and left the tensor as it was.",
+            "World rank 1 raised ValueError: no. Torch returned at once and left the tensor as it was.",
         ),
     ],
 )

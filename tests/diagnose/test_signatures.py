@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.diagnose.made import Made, site
 from tests.trace.made import call, group, trace
-from workbench.diagnose import Certainty, Kind, diagnose
+from workbench.diagnose import Certainty, Finding, Kind, diagnose
 
 TP = group("tp", 0, 1, 2)
 
@@ -73,3 +74,129 @@ def test_a_tensor_with_gaps_is_told_where_the_library_writes_over_them() -> None
         op: [Kind.LAYOUT_MISMATCH] for op in ("all_reduce", "broadcast", "reduce", "scatter")
     }
     assert told("all_gather") == told("gather") == told("reduce_scatter_tensor") == []
+
+
+SIZED = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "gather")
+
+
+def _met(op: str, *shapes: tuple[int, ...], calls: int = 1, **fields: object) -> tuple[Finding, ...]:
+    """Each rank comes with a shape of its own, `calls` times."""
+    members = group("tp", *range(len(shapes)))
+    events = [
+        e
+        for n in range(1, calls + 1)
+        for r, shape in enumerate(shapes)
+        for e in call(r, members, n, 100 * n + r, 100 * n + 50, op=op, shape=shape, **fields)
+    ]
+    return diagnose(trace(events, ranks=range(len(shapes))))
+
+
+@pytest.mark.parametrize("op", SIZED)
+def test_shapes_of_as_many_elements_are_no_mismatch(op: str) -> None:
+    assert _met(op, (16,), (2, 8), (2, 1, 8), (2, 2, 4)) == ()
+    assert _met(op, (), (1,), (1, 1)) == ()
+    assert [(f.kind, f.ranks) for f in _met(op, (16,), (2, 8), (2, 8, 2))] == [(Kind.SHAPE_MISMATCH, (2,))]
+
+
+@pytest.mark.parametrize("op", SIZED)
+def test_the_same_dimensions_in_another_order_are_a_mismatch(op: str) -> None:
+    (finding,) = _met(op, (4, 6), (4, 6), (6, 1, 4))
+    assert (finding.kind, finding.ranks) == (Kind.SHAPE_MISMATCH, (2,))
+    assert ": [4, 6] (decode (model.py:41)) on world ranks 0,1, [6, 1, 4] (" in finding.message.replace(f"{op} in ", "")
+    assert "dimensions in one order" in finding.fix
+
+
+def test_a_fused_sum_and_norm_reads_rows_and_needs_one_shape() -> None:
+    assert [f.kind for f in _met("all_reduce_add_rms_norm", (16,), (2, 8))] == [Kind.SHAPE_MISMATCH]
+    assert _met("all_reduce_add_rms_norm", (1, 8), (8,)) == ()
+
+
+def test_shapes_are_told_as_they_are() -> None:
+    """A dimension of one is one, a number alone has none, and a party of two shapes is told with both."""
+    assert ": [1] (" in _met("all_reduce", (1,), (4,))[0].message
+    assert ", [1, 4] (" in _met("all_reduce", (1,), (1, 4))[0].message
+    assert ": [] (" in _met("all_reduce", (), (4,))[0].message
+    assert ": [2, 8] or [16] (" in _met("all_reduce", (2, 8), (16,), (3,))[0].message
+
+
+def test_equal_sizes_that_change_places_are_an_order_swap() -> None:
+    members = group("tp", 0, 1)
+    events = []
+    for rank, shapes in enumerate([((2, 6), (12,)), ((12,), (2, 6))]):
+        for n, shape in enumerate(shapes, 1):
+            events += call(rank, members, n, 100 * n + rank, 100 * n + 50, shape=shape)
+    assert [f.kind for f in diagnose(trace(events, ranks=range(2)))] == [Kind.ORDER_SWAP]
+    assert _met("broadcast", (2, 6), (12,), calls=3) == ()
+
+
+STEPS = """\
+def main():
+    for batch in batches:
+        loss = model(batch)
+        loss.backward()
+    dist.all_reduce(total)
+"""
+EXTRA = """\
+def main():
+    for batch in batches:
+        if odd(batch):
+            dist.all_reduce(count)
+        loss.backward()
+"""
+WRITTEN = """\
+def main():
+    if first:
+        dist.all_reduce(x)
+    else:
+        functional.all_reduce(y, "sum", group)
+"""
+
+
+def _met_gradients(text: str, *, below: int, own: int, op: str = "all_reduce", steps: int = 2) -> Finding:
+    """0 and 2 make a call below Python at line `below`, where 1 makes one of its own at line `own`."""
+    lines = text.splitlines(keepends=True)
+    made, members = Made(3), group("world", 0, 1, 2)
+    issued = {"note": "async; below Python", "shape": (2177,), "reduce_op": None, "site": site(below)}
+    for _ in range(steps):
+        for rank in range(3):
+            made.call(rank, op, members, **issued)
+    for rank in (0, 2):
+        made.begin(rank, op, members, **issued)
+    made.begin(1, "all_reduce", members, shape=(1,), site=site(own))
+    return diagnose(made.trace(), source=lambda _, n: lines[n - 1] if 0 < n <= len(lines) else "")[0]
+
+
+def test_a_rank_that_came_to_another_line_left_out_what_c_plus_plus_makes_for_the_others() -> None:
+    found = _met_gradients(STEPS, below=4, own=5)
+    assert (found.kind, found.ranks, found.certainty) == (Kind.MISSING_CALL, (1,), Certainty.IS)
+    assert found.message.startswith(
+        "world rank 1 left out the gradient sum that world ranks 0,2 make in `loss.backward()`, all_reduce in main "
+        "(train.py:4), call #3 of world[0,1,2]: it met all_reduce in main (train.py:5)."
+    )
+    assert "the same number of batches" in found.fix
+    assert "DistributedDataParallel.join()" in found.fix
+    buffers = _met_gradients(STEPS, below=3, own=5, op="broadcast")
+    assert (buffers.kind, buffers.ranks) == (Kind.MISSING_CALL, (1,))
+    assert "left out the broadcast that world ranks 0,2 make in `loss = model(batch)`, broadcast in" in buffers.message
+
+
+def test_a_call_that_stands_before_the_gradients_was_left_out_by_the_others() -> None:
+    found = _met_gradients(EXTRA, below=5, own=4)
+    assert (found.kind, found.ranks, found.certainty) == (Kind.MISSING_CALL, (0, 2), Certainty.IS)
+    assert "left out the all_reduce that world rank 1 makes, all_reduce in main (train.py:4)" in found.message
+    assert "batches" not in found.fix
+
+
+def test_without_the_text_who_left_a_call_out_is_likely() -> None:
+    found = _met_gradients("", below=4, own=5)
+    assert (found.kind, found.ranks, found.certainty) == (Kind.MISSING_CALL, (1,), Certainty.LIKELY)
+
+
+def test_a_functional_collective_is_a_call_of_its_own_line() -> None:
+    found = _met_gradients(WRITTEN, below=5, own=3, steps=0)
+    assert (found.kind, found.ranks) == (Kind.SHAPE_MISMATCH, (1,))
+
+
+def test_gradients_of_one_line_that_differ_are_a_mismatch() -> None:
+    found = _met_gradients(STEPS, below=4, own=4)
+    assert (found.kind, found.ranks) == (Kind.SHAPE_MISMATCH, (1,))

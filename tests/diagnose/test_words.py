@@ -99,5 +99,15 @@ def test_an_exception_without_a_text_is_named_and_the_sentence_ends() -> None:
     made.exit(1)
     made.end(begun, "KeyboardInterrupt: ")
     first = diagnose(made.trace())[0]
-    assert first.message.endswith(" It raised KeyboardInterrupt.")
-    assert " It raised KeyboardInterrupt. Try: " in str(first)
+    assert first.message.endswith(" World rank 0 raised KeyboardInterrupt.")
+    assert " World rank 0 raised KeyboardInterrupt. Try: " in str(first)
+
+
+def test_of_two_sides_it_is_told_who_raised_what() -> None:
+    made = Made(4)
+    for r, error in enumerate(("ValueError: a", "", "ValueError: a", "KeyError: b")):
+        made.call(r, "all_reduce", WORLD, shape=(4 if r else 6,), error=error)
+    first = diagnose(made.trace())[0]
+    assert first.message.endswith(
+        " on world rank 0. World ranks 0,2 raised ValueError: a; world rank 3 raised KeyError: b."
+    )

@@ -9,7 +9,8 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from workbench.diagnose.claim import Claim, Rule, Weight
-from workbench.diagnose.finding import Certainty, Finding
+from workbench.diagnose.consequences import as_consequence, find_consequences
+from workbench.diagnose.finding import Finding
 from workbench.diagnose.rules import (
     absent,
     captures,
@@ -56,7 +57,7 @@ def diagnose(
     scene = Scene(
         trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, stopped=stopped, source=source
     )
-    claims = [claim for rule in RULES for claim in rule(scene)]
+    claims = find_consequences(scene, [claim for rule in RULES for claim in rule(scene)])
     ordered = _merge(c for weight in Weight for c in _in_order([c for c in claims if c.weight is weight]))
     return tuple(dict.fromkeys(_findings(_told(ordered))))
 
@@ -99,12 +100,11 @@ def _told(claims: Sequence[Claim]) -> list[Claim]:
 
 def _findings(claims: Sequence[Claim]) -> Iterator[Finding]:
     """The claims' findings; a symptom below a cause says that it follows from it, and blames nobody for certain."""
-    has_cause = any(c.weight is Weight.CAUSE for c in claims)
+    has_cause = any(c.weight in (Weight.CAUSE, Weight.REMARK) for c in claims)
     for claim in claims:
         finding = claim.finding
         if has_cause and claim.weight is Weight.SYMPTOM:
-            fix = "repair what stands above; this follows from it"
-            finding = replace(finding, consequence=True, certainty=Certainty.LIKELY, fix=fix)
+            finding = as_consequence(finding)
         yield finding
 
 

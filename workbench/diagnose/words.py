@@ -54,13 +54,16 @@ def evidence_of(calls: Iterable[RankCall], most: int = 8) -> tuple[str, ...]:
 
 
 def raised(calls: Iterable[RankCall]) -> str:
-    """' It raised ....', with each text once; '' if nothing was raised."""
+    """' World ranks 0,2 raised ....', with each text once; '' if nothing was raised."""
     texts: dict[str, str] = {}
+    ranks: dict[str, list[int]] = {}
     for call in calls:
         if call.end is not None and call.end.error:
-            texts.setdefault(without_address(call.end.error), error_words(call.end.error))
-    told = "; ".join(texts.values())
-    return f" It raised {told}{'' if told.endswith(('.', '!', '?')) else '.'}" if told else ""
+            same = without_address(call.end.error)
+            texts.setdefault(same, error_words(call.end.error))
+            ranks.setdefault(same, []).append(call.event.world_rank)
+    told = "; ".join(f"{ranks_words(ranks[same])} raised {text}" for same, text in texts.items())
+    return f" {told[0].upper()}{told[1:]}{'' if told.endswith(('.', '!', '?')) else '.'}" if told else ""
 
 
 def error_words(text: str) -> str:

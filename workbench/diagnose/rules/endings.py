@@ -3,9 +3,8 @@
 Example: world rank 1 raises ValueError before an all-reduce, and the others wait: `peer-exception`, rank 1. World rank
 2 is killed by signal 9: `peer-dead`. A store cannot listen on its port: `environment`.
 Claim: an exception that no recorded call raised is a cause of its own, one that ended a thread too. One that a recorded
-call raised belongs to that call, and is told only where nothing else is found; what its text says decides the kind. If
-it says that a connection ended, it follows from those that do not. A status after the default group was destroyed is
-the program's own.
+call raised belongs to that call, and is told only where nothing else is found; what its text says decides the kind. A
+status after the default group was destroyed is the program's own.
 Evidence: the exception or the exit as the rank noted it.
 Try: what the text is known to mean; else repair what the rank ran into.
 """
@@ -46,9 +45,8 @@ def rule(scene: Scene) -> Iterator[Claim]:
             yield _death(story, story.exit.time_ns, (str(story.exit),))
         elif story.exit is None and story.world_rank in scene.dead:
             yield _death(story, story.last_ns, ())
-    claims = [_exception(events, by_call) for (_, _, by_call), events in raised.items()]
-    has_own = any(c.weight is Weight.ALONE and not _lost_a_peer(c) for c in claims)
-    yield from (_following(c) if has_own and _lost_a_peer(c) else c for c in claims)
+    for (_, _, by_call), events in raised.items():
+        yield _exception(events, by_call)
 
 
 def _died(scene: Scene, story: RankStory) -> bool:
@@ -85,18 +83,6 @@ def _exception(events: list[Event], by_call: bool) -> Claim:
     )
     weight = Weight.ALONE if by_call and not told else Weight.CAUSE
     return Claim(finding, first.time_ns, weight, places={e.world_rank: e.ordinal for e in events})
-
-
-def _lost_a_peer(claim: Claim) -> bool:
-    """Whether a call raised since the connection to another rank ended, as happens once that one has failed."""
-    known = explain_log_line(claim.finding.message)
-    return claim.weight is Weight.ALONE and known is not None and known.code == "gloo-peer"
-
-
-def _following(claim: Claim) -> Claim:
-    fix = "repair what stands above; this follows from it"
-    finding = replace(claim.finding, consequence=True, certainty=Certainty.LIKELY, fix=fix)
-    return replace(claim, finding=finding, weight=Weight.BESIDE)
 
 
 def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:

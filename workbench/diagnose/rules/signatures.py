@@ -1,7 +1,10 @@
 """Members of a group come to one call with different things: another op, root, reduce op, shape, dtype or layout.
 
 Example: world rank 0 all-reduces float32[4] where world ranks 1-3 all-reduce float32[6], in call #7 of tp[0,1,2,3].
-Claim: the members outside the largest party are at fault; without a largest party all of them are.
+Claim: the members outside the largest party are at fault; without a largest party all of them are. Shapes differ where
+the numbers of elements do, which is all that torch asks for; or where the same dimensions stand in another order.
+`missing-call` where some members make a call that C++ issued below one of their lines, such as a sum of gradients, and
+others one of another line: those left it out.
 Only the first such call of a group is told: after it the members no longer agree on anything.
 Evidence: the call of two ranks of each party.
 Try: agree on the field that differs before the call; each field says how.
@@ -9,16 +12,18 @@ Try: agree on the field that differs before the call; each field says how.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import prod
 
 from workbench.diagnose.claim import Claim
-from workbench.diagnose.finding import Kind
+from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.parties import at_fault, parties, parties_words
-from workbench.diagnose.rules.order import explain_difference
+from workbench.diagnose.program_order import Lacked, went_past
+from workbench.diagnose.rules.order import explain_difference, line
 from workbench.diagnose.rules.parts import find_unequal_parts
-from workbench.diagnose.scene import Meeting, Scene
-from workbench.diagnose.words import call_words, group_words, raised
+from workbench.diagnose.scene import Meeting, Scene, marks
+from workbench.diagnose.words import call_words, group_words, raised, ranks_words
 from workbench.trace import Event
 
 EQUAL_SHAPES = frozenset(
@@ -27,7 +32,10 @@ EQUAL_SHAPES = frozenset(
         *("reduce_scatter_tensor", "gather", "scatter", "all_reduce_add_rms_norm"),
     }
 )
-"""Collectives whose input has one shape on all members. The parts of an all-to-all may differ."""
+"""Collectives whose input has one size on all members. The parts of an all-to-all may differ."""
+
+ROWS = frozenset({"all_reduce_add_rms_norm"})
+"""Collectives that read rows: to them a shape is more than its number of elements."""
 
 UNEVEN_ON_NCCL = frozenset({"all_gather", "reduce_scatter", "gather", "scatter"})
 """Collectives on lists of tensors: NCCL sends parts of any size, gloo does not."""
@@ -37,28 +45,48 @@ EQUAL_DTYPES = EQUAL_SHAPES | {"all_to_all", "all_to_all_single"}
 WRITES_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
 """Collectives that write a dense block at the start of the tensor they are given, whatever its strides (gloo)."""
 
+_MOST_TEXT = 120  # characters of a line of the program
+_SAME_STEPS = (
+    "make as many steps on every rank: give each the same number of batches, or wrap the loop in "
+    "DistributedDataParallel.join()"
+)
+
+
+def _several(said: Set[object]) -> bool:
+    return len(said) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One thing on which members must agree."""
+    """One thing on which members must agree.
+
+    said: what is compared; None where the call says nothing of it. differ: whether what they said is a fault. shown:
+    what is told of the call instead of what is compared.
+    """
 
     code: str
     kind: Kind
     name: str
     said: Callable[[Event], object | None]
     fix: str
+    differ: Callable[[Set[object]], bool] = _several
+    shown: Callable[[Event], object] | None = None
+
+    def words(self, event: Event) -> str:
+        """What is told of the call."""
+        return str((self.shown or self.said)(event))
 
 
 def rule(scene: Scene) -> Iterator[Claim]:
     for meetings in scene.meetings.values():
         for place, meeting in enumerate(meetings):
-            claim = _disagreement(meetings, place) or find_unequal_parts(meeting) or _gaps(meeting)
+            claim = _disagreement(scene, meetings, place) or find_unequal_parts(meeting) or _gaps(meeting)
             if claim is not None:
                 yield claim
                 break
 
 
-def _disagreement(meetings: Sequence[Meeting], place: int) -> Claim | None:
+def _disagreement(scene: Scene, meetings: Sequence[Meeting], place: int) -> Claim | None:
     meeting = meetings[place]
     events = {rank: call.event for rank, call in meeting.came.items()}
     if len({_signature(e) for e in events.values()}) == 1:  # as nearly always: cheaper than field by field
@@ -66,8 +94,10 @@ def _disagreement(meetings: Sequence[Meeting], place: int) -> Claim | None:
     for field in _FIELDS:
         said = {rank: field.said(event) for rank, event in events.items()}
         known = {rank: what for rank, what in said.items() if what is not None}
-        if len(set(known.values())) > 1:
-            return explain_difference(meetings, place) or _claim(meeting, field, known)
+        if field.differ(set(known.values())):
+            return explain_difference(meetings, place) or _left_out(scene, meeting) or _claim(meeting, field, known)
+    if len({_dimensions(e) for e in events.values()}) > 1:  # no fault, unless their calls change places
+        return explain_difference(meetings, place)
     return None
 
 
@@ -77,7 +107,10 @@ def _signature(event: Event) -> tuple[object, ...]:
 
 def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim:
     found = parties(said)
-    lines = parties_words(said, {rank: f"({call_words(call.event)})" for rank, call in meeting.came.items()})
+    words: dict[int, str] = {}
+    for _, ranks in found:
+        words |= dict.fromkeys(ranks, " or ".join(dict.fromkeys(field.words(meeting.came[r].event) for r in ranks)))
+    lines = parties_words(words, {rank: f"({call_words(call.event)})" for rank, call in meeting.came.items()})
     told = raised(meeting.came.values()) or (" Nothing was raised." if _all_left(meeting) else "")
     return Claim.about(
         meeting.came.values(),
@@ -88,6 +121,54 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
         shown=(meeting.came[r] for _, ranks in found for r in ranks[:2]),
         fix=field.fix,
     )
+
+
+def _left_out(scene: Scene, meeting: Meeting) -> Claim | None:
+    """Some members make a call that C++ issued below one of their lines, the others one of another line.
+
+    Who left a call out is told by what was done before, or by the text of the program: most often those whose loop has
+    ended, and sometimes the others, if what they met stands before their own call.
+    """
+    issued = [r for r, call in sorted(meeting.came.items()) if _is_unwritten(scene, call.event)]
+    others = sorted(set(meeting.came) - set(issued))
+    lines = {line(meeting.came[r].event) for r in issued}
+    if not issued or not others or any(line(meeting.came[r].event) in lines for r in others):
+        return None
+    sides = ((others, issued), (issued, others))
+    known = next((side for side in sides if _all_went_past(scene, meeting, *side)), None)
+    late, made = known or sides[0]
+    event = meeting.came[made[0]].event
+    text = _text(scene, event)[:_MOST_TEXT] if made is issued else ""
+    noun = "gradient sum" if ".backward(" in text else event.op
+    return Claim.about(
+        meeting.came.values(),
+        code="call.left-out",
+        kind=Kind.MISSING_CALL,
+        ranks=late,
+        message=f"{ranks_words(late)} left out the {noun} that {ranks_words(made)} make{'s' * (len(made) == 1)}"
+        f"{f' in `{text}`' if text else ''}, {call_words(event)}, {meeting}: it met "
+        f"{call_words(meeting.came[late[0]].event)}.{raised(meeting.came.values())}",
+        shown=(meeting.came[r] for r in (*made[:2], *late[:2])),
+        certainty=Certainty.LIKELY if known is None else Certainty.IS,
+        fix=_SAME_STEPS if made is issued else "make the call on every member, or on none",
+    )
+
+
+def _all_went_past(scene: Scene, meeting: Meeting, late: Sequence[int], made: Sequence[int]) -> bool:
+    event = meeting.came[made[0]].event
+    lacked = Lacked(lambda e: (e.op, line(e)) == (event.op, line(event)), event.site)
+    return all(went_past(scene.source, scene.ranks[r].calls, meeting.came[r], lacked) for r in late)
+
+
+def _is_unwritten(scene: Scene, event: Event) -> bool:
+    """Whether C++ issued the call, and its line does not say so itself, as functional collectives do."""
+    if "below Python" not in marks(event):
+        return False
+    return event.op.replace("_", "") not in _text(scene, event).replace("_", "")
+
+
+def _text(scene: Scene, event: Event) -> str:
+    return "" if event.site is None else scene.source(event.site.file, event.site.line).strip()
 
 
 def _gaps(meeting: Meeting) -> Claim | None:
@@ -115,13 +196,29 @@ def _all_left(meeting: Meeting) -> bool:
     return not meeting.absent and all(c.end is not None for c in meeting.came.values())
 
 
-def _shape(event: Event) -> object | None:
+def _dimensions(event: Event) -> tuple[int, ...] | None:
     """The shape without dimensions of 1, which change nothing in memory."""
     if event.shape is None or event.op not in EQUAL_SHAPES:
         return None
     if event.op in UNEVEN_ON_NCCL and "nccl" in (event.path or ""):
         return None
-    return str([n for n in event.shape if n != 1])
+    return tuple(n for n in event.shape if n != 1)
+
+
+def _size(event: Event) -> object | None:
+    """The number of elements: memory is taken as it lies, so [2, 8] may meet [16]."""
+    dimensions = _dimensions(event)
+    return dimensions if dimensions is None or event.op in ROWS else prod(dimensions)
+
+
+def _transposed(said: Set[object]) -> bool:
+    """Whether two of these have the same dimensions in another order: their elements do not mean the same."""
+    shapes = [shape for shape in said if isinstance(shape, tuple)]
+    return len({tuple(sorted(shape)) for shape in shapes}) < len(shapes)
+
+
+def _shape_words(event: Event) -> object:
+    return list(event.shape or ())
 
 
 def _layout(event: Event) -> object | None:
@@ -155,8 +252,18 @@ _FIELDS = (
         "call.shape",
         Kind.SHAPE_MISMATCH,
         "the shape",
-        _shape,
+        _size,
         "agree on the shape first: pad to the largest, or exchange the sizes",
+        shown=_shape_words,
+    ),
+    _Field(
+        "call.shape",
+        Kind.SHAPE_MISMATCH,
+        "the shape",
+        _dimensions,
+        "pass the dimensions in one order on every member: the elements meet as they lie in memory",
+        differ=_transposed,
+        shown=_shape_words,
     ),
     _Field(
         "call.dtype",
