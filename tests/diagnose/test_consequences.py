@@ -129,15 +129,27 @@ def test_nor_is_one_that_waits_for_a_rank_with_trouble_of_its_own() -> None:
     }
 
 
-def test_gradients_hold_a_rank_too_though_nobody_sees_it_wait() -> None:
+@pytest.mark.parametrize("note", ["async; below Python", "async; on the GPU; below Python"])
+def test_gradients_hold_a_rank_too_though_nobody_sees_it_wait(note: str) -> None:
     made, trio = Made(3), group("cp", 0, 1, 2, ordinal=1)
     pair = group("dp", 0, 1)
-    made.begin(0, "all_reduce", pair, site=site(17), note="async; below Python", shape=(64,))
+    made.begin(0, "all_reduce", pair, site=site(17), note=note, shape=(64,))
     made.begin(1, "all_reduce", pair, site=site(20), shape=(1,))
     made.begin(2, "barrier", trio, site=site(30))
     assert [_said(f) for f in diagnose(made.trace())] == [
         (Kind.MISSING_CALL, (1,), "likely", False),
         (Kind.RENDEZVOUS_PARTIAL, (0, 1), "likely", True),
+    ]
+
+
+def test_a_call_on_gpus_holds_its_ranks_until_the_device_is_past_it() -> None:
+    made, pair, trio = Made(3), group("dp", 0, 1), group("cp", 0, 1, 2, ordinal=1)
+    for rank in (0, 1):
+        made.begin(rank, "all_reduce", pair, site=site(17), note="async; on the GPU", shape=(64 + rank,))
+    made.begin(2, "barrier", trio, site=site(30))
+    assert [_said(f)[::3] for f in diagnose(made.trace())] == [
+        (Kind.SHAPE_MISMATCH, False),
+        (Kind.RENDEZVOUS_PARTIAL, True),
     ]
 
 

@@ -19,6 +19,7 @@ from workbench.diagnose.scene import RankStory, Scene, is_async, marks
 from workbench.trace import RankCall
 
 _OWN_SIGNALS = (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV)  # what a process runs into; others come from outside
+_UNSEEN = {"below Python", "on the GPU"}
 
 
 def find_consequences(scene: Scene, claims: Sequence[Claim]) -> list[Claim]:
@@ -76,13 +77,13 @@ def _led_astray(scene: Scene, claims: Sequence[Claim]) -> Iterator[int]:
 
 
 def _stands_in(scene: Scene, world_rank: int) -> Iterable[RankCall]:
-    """The calls that hold the rank. Nobody sees a wait for what C++ issued: there the call itself counts."""
+    """The calls that hold the rank: of those whose wait nobody sees, each that has not ended."""
     story = scene.ranks.get(world_rank)
     inside = story.inside if story is not None else None
     if story is None or (inside is not None and inside.event.op != "wait"):
         return () if inside is None else (inside,)
     left = [c for c in story.calls if c.end is None and is_async(c)]
-    return left if inside is not None else [c for c in left if "below Python" in marks(c.event)]
+    return left if inside is not None else [c for c in left if not _UNSEEN.isdisjoint(marks(c.event))]
 
 
 def _concerns(claim: Claim, call: RankCall) -> bool:

@@ -126,38 +126,33 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
 def _left_out(scene: Scene, meeting: Meeting) -> Claim | None:
     """Some members make a call that C++ issued below one of their lines, the others one of another line.
 
-    Who left a call out is told by what was done before, or by the text of the program: most often those whose loop has
-    ended, and sometimes the others, if what they met stands before their own call.
+    Those have left it out if they went past that line. Where neither their past nor the program's text tells, they may
+    have made a call more instead.
     """
-    issued = [r for r, call in sorted(meeting.came.items()) if _is_unwritten(scene, call.event)]
-    others = sorted(set(meeting.came) - set(issued))
-    lines = {line(meeting.came[r].event) for r in issued}
-    if not issued or not others or any(line(meeting.came[r].event) in lines for r in others):
+    made = [r for r, call in sorted(meeting.came.items()) if _is_unwritten(scene, call.event)]
+    late = sorted(set(meeting.came) - set(made))
+    lines = {line(meeting.came[r].event) for r in made}
+    if not made or not late or any(line(meeting.came[r].event) in lines for r in late):
         return None
-    sides = ((others, issued), (issued, others))
-    known = next((side for side in sides if _all_went_past(scene, meeting, *side)), None)
-    late, made = known or sides[0]
-    event = meeting.came[made[0]].event
-    text = _text(scene, event)[:_MOST_TEXT] if made is issued else ""
+    event, instead = meeting.came[made[0]].event, meeting.came[late[0]].event
+    lacked = Lacked(lambda e: (e.op, line(e)) == (event.op, line(event)), event.site)
+    known = all(went_past(scene.source, scene.ranks[r].calls, meeting.came[r], lacked) for r in late)
+    text = _text(scene, event)
+    where = f"make{'s' * (len(made) == 1)}{f' in `{text[:_MOST_TEXT]}`' if text else ''}"
     noun = "gradient sum" if ".backward(" in text else event.op
     return Claim.about(
         meeting.came.values(),
         code="call.left-out",
         kind=Kind.MISSING_CALL,
         ranks=late,
-        message=f"{ranks_words(late)} left out the {noun} that {ranks_words(made)} make{'s' * (len(made) == 1)}"
-        f"{f' in `{text}`' if text else ''}, {call_words(event)}, {meeting}: it met "
-        f"{call_words(meeting.came[late[0]].event)}.{raised(meeting.came.values())}",
+        message=f"{ranks_words(late)} left out the {noun} that {ranks_words(made)} {where}, "
+        f"{call_words(event)}, {meeting}: it met {call_words(instead)}.{raised(meeting.came.values())}",
         shown=(meeting.came[r] for r in (*made[:2], *late[:2])),
-        certainty=Certainty.LIKELY if known is None else Certainty.IS,
-        fix=_SAME_STEPS if made is issued else "make the call on every member, or on none",
+        certainty=Certainty.IS if known else Certainty.LIKELY,
+        fix=_SAME_STEPS
+        if known
+        else f"{_SAME_STEPS}; if {call_words(instead)} is one call more, make it on every member or on none",
     )
-
-
-def _all_went_past(scene: Scene, meeting: Meeting, late: Sequence[int], made: Sequence[int]) -> bool:
-    event = meeting.came[made[0]].event
-    lacked = Lacked(lambda e: (e.op, line(e)) == (event.op, line(event)), event.site)
-    return all(went_past(scene.source, scene.ranks[r].calls, meeting.came[r], lacked) for r in late)
 
 
 def _is_unwritten(scene: Scene, event: Event) -> bool:
