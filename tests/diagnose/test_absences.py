@@ -273,3 +273,16 @@ def test_who_stands_in_an_exchange_that_others_stay_away_from_is_not_at_fault_fo
     assert _said(cause) == (Kind.RENDEZVOUS_PARTIAL, (1, 2, 3), Certainty.LIKELY)
     assert [_said(s) for s in symptoms] == [(Kind.MISSING_CALL, (0,), Certainty.LIKELY)]
     assert [s.consequence for s in symptoms] == [True]
+
+
+def test_a_gradient_sum_that_a_rank_never_comes_to_is_a_matter_of_batches() -> None:
+    made = Made(2)
+    pair = group("world", 0, 1)
+    for rank in (0, 1):
+        made.call(rank, "all_reduce", pair, note="async; below Python")
+    made.begin(0, "all_reduce", pair, note="async; below Python", site=site(60))
+    made.begin(0, "wait", note="for all_reduce #2 on world[0,1]")
+    made.exit(1)
+    (finding,) = diagnose(made.trace())
+    assert (finding.kind, finding.ranks) == (Kind.MISSING_CALL, (1,))
+    assert "DistributedDataParallel.join()" in finding.fix

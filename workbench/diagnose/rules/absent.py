@@ -19,6 +19,7 @@ from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.program_order import Lacked, group_key, went_past
 from workbench.diagnose.rules.order import explain_absence
+from workbench.diagnose.rules.signatures import SAME_STEPS, is_unwritten
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
 from workbench.diagnose.words import call_words, error_words, group_words, raised, ranks_words
 from workbench.trace import Event, GroupInfo, RankCall
@@ -94,7 +95,7 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
     rendezvous = is_first or event.op in EXCHANGES or event.op == "monitored_barrier"
     told = _who_came(scene, meeting)
     told.append(f"{ranks_words(blamed)} never did" if meeting.missing else f"nothing is known of {ranks_words(blamed)}")
-    lead, default, fix = "", "", _FIX
+    lead, default, fix = "", "", SAME_STEPS if is_unwritten(scene, event) else _FIX
     meant = _forgotten(scene, meeting, blamed)
     if meant is not None:
         lead = f"called without group=, so over all ranks, by exactly the members of {group_words(meant)}: "

@@ -42,7 +42,8 @@ def find_unequal_parts(meeting: Meeting) -> Claim | None:
     if not pairs:
         return None
     more = f"; and {len(pairs) - _MOST_PAIRS} more pairs" if len(pairs) > _MOST_PAIRS else ""
-    told = raised(meeting.came.values()) or " Nothing was raised."
+    has_ended = not meeting.absent and all(c.end is not None for c in meeting.came.values())
+    told = raised(meeting.came.values()) or (" Nothing was raised." if has_ended else "")
     return Claim.about(
         meeting.came.values(),
         code="call.parts",

@@ -46,7 +46,7 @@ WRITES_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
 """Collectives that write a dense block at the start of the tensor they are given, whatever its strides (gloo)."""
 
 _MOST_TEXT = 120  # characters of a line of the program
-_SAME_STEPS = (
+SAME_STEPS = (
     "make as many steps on every rank: give each the same number of batches, or wrap the loop in "
     "DistributedDataParallel.join()"
 )
@@ -129,7 +129,7 @@ def _left_out(scene: Scene, meeting: Meeting) -> Claim | None:
     Those have left it out if they went past that line. Where neither their past nor the program's text tells, they may
     have made a call more instead.
     """
-    made = [r for r, call in sorted(meeting.came.items()) if _is_unwritten(scene, call.event)]
+    made = [r for r, call in sorted(meeting.came.items()) if is_unwritten(scene, call.event)]
     late = sorted(set(meeting.came) - set(made))
     lines = {line(meeting.came[r].event) for r in made}
     if not made or not late or any(line(meeting.came[r].event) in lines for r in late):
@@ -149,13 +149,13 @@ def _left_out(scene: Scene, meeting: Meeting) -> Claim | None:
         f"{call_words(event)}, {meeting}: it met {call_words(instead)}.{raised(meeting.came.values())}",
         shown=(meeting.came[r] for r in (*made[:2], *late[:2])),
         certainty=Certainty.IS if known else Certainty.LIKELY,
-        fix=_SAME_STEPS
+        fix=SAME_STEPS
         if known
-        else f"{_SAME_STEPS}; if {call_words(instead)} is one call more, make it on every member or on none",
+        else f"{SAME_STEPS}; if {call_words(instead)} is one call more, make it on every member or on none",
     )
 
 
-def _is_unwritten(scene: Scene, event: Event) -> bool:
+def is_unwritten(scene: Scene, event: Event) -> bool:
     """Whether C++ issued the call, and its line does not say so itself, as functional collectives do."""
     if "below Python" not in marks(event):
         return False
