@@ -1,7 +1,10 @@
 """Imports torch once, single-threaded, so that tests can fork ranks from this process in milliseconds."""
 
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has it ignored by what it starts with &, and so by ranks
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a forked rank must not inherit a thread pool it cannot use
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ["RES_OPTIONS"] = (
