@@ -3,7 +3,7 @@
 import os
 import signal
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has it ignored by what it starts with &, and so by ranks
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so does a shell for what it starts with &
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a forked rank must not inherit a thread pool it cannot use
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
