@@ -228,7 +228,7 @@ def test_two_clusters_work_at_once_and_one_ends_without_the_other(cluster: Clust
 
 def test_ranks_that_do_not_come_up_tell_their_own_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other clusters of this user come and go
-    monkeypatch.setattr("workbench.launch.cluster.place_ranks", lambda *_: "cuda")  # which the ranks do not find
+    monkeypatch.setattr("workbench.launch.cluster.place_ranks", lambda *_, **__: "cuda")  # which the ranks do not find
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ResourceError, match=r"did not come up: world rank \d: ") as told:
         Cluster(ranks=2, device="cuda")
