@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.forked import run_ranks
 from tests.trace.made import group
 from workbench.diagnose import Certainty, Finding, Kind, explain_log_line
 
@@ -214,7 +215,8 @@ def test_the_watchdogs_two_numbers_tell_a_rank_that_waits_from_one_that_is_waite
     assert told in explanation.says
 
 
-def test_torchs_own_texts_are_known_as_this_version_raises_them() -> None:
+def raise_torchs_own(_: int) -> list[str]:
+    """In a process of its own: what torch records and starts here must not be in other tests' ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="twice") as twice:
@@ -230,7 +232,12 @@ def test_torchs_own_texts_are_known_as_this_version_raises_them() -> None:
         dist.barrier()
     with pytest.raises(dist.DistStoreError) as alone:
         dist.TCPStore("127.0.0.1", 0, 3, is_master=True, timeout=timedelta(seconds=1))
-    told = [explain_log_line(str(e.value)) for e in (twice, unfinished, absent, alone)]
+    return [str(e.value) for e in (twice, unfinished, absent, alone)]
+
+
+def test_torchs_own_texts_are_known_as_this_version_raises_them() -> None:
+    (texts,) = run_ranks(1, raise_torchs_own)
+    told = [explain_log_line(text) for text in texts]
     assert [t and t.code for t in told] == ["initialised-twice", "ddp-unfinished", "not-initialised", "store-clients"]
     assert told[3] is not None
     assert told[3].says.startswith("2 of 3 did not join")
