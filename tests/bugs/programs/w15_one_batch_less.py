@@ -23,6 +23,7 @@ def main():
         total += loss.detach()
     dist.all_reduce(total)
     print(f"rank {rank} has {total.item()}")
+    del model, optimizer, loss  # before the group that they use
     dist.destroy_process_group()
 
 
