@@ -42,3 +42,12 @@ def test_uneven_parts_that_agree_are_no_finding() -> None:
 def test_members_whose_parts_are_not_known_are_not_compared() -> None:
     assert _found("sends 8,0,24; takes 8,3,16", "", "sends 16,5,8; takes 24,1,8") == ()
     assert _found("sends 8,0; takes 8,3", "sends 9x3; takes 9x3", "") == ()
+
+
+def test_of_an_exchange_that_still_hangs_nobody_says_that_nothing_was_raised() -> None:
+    made, pair = Made(2), group("ep", 0, 1)
+    for rank, note in enumerate(("sends 8,24; takes 8,16", "sends 16,8; takes 32,8")):
+        made.begin(rank, "all_to_all_single", pair, note=note, shape=(32, 4), dtype="bfloat16")
+    made.pause(31)
+    finding = diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns)[0]
+    assert finding.message.endswith("world rank 0 sends 24 to 1, which takes 32 from it.")

@@ -125,14 +125,29 @@ def test_a_rank_that_went_on_to_the_next_step_left_out_the_end_of_this_one() -> 
     assert found == [(Kind.RENDEZVOUS_PARTIAL, (1,), False), (Kind.MISSING_CALL, (0,), True)]
 
 
-def test_a_send_that_a_stage_left_out_is_told_though_it_waits_in_a_later_sum() -> None:
+def test_a_rank_that_made_more_calls_than_a_step_has_left_out_the_end_of_the_step() -> None:
+    made = Made(3)
+    _steps(made, 3)
+    for rank in (0, 1):
+        for _ in range(2):
+            made.call(rank, "all_reduce", PAIR, site=site(10, "layer"))
+    made.begin(1, "all_reduce", PAIR, site=site(10, "layer"))
+    for rank in (0, 2):
+        made.begin(rank, "all_reduce", WORLD, site=site(20, "finish"))
+    assert _judge(made) == [(Kind.MISSING_CALL, (1,), False), (Kind.MISSING_CALL, (0,), True)]
+
+
+@pytest.mark.parametrize(("line", "function"), [(3, "main"), (15, "last")])
+def test_a_send_that_a_stage_left_out_is_told_though_it_waits_in_a_later_sum(line: int, function: str) -> None:
+    """Its peer waits in a recv of the same loop, which it was in before, or in one of another function."""
     text = (
-        "def main():\n    for x in batches:\n        if bad(x):\n            continue\n        send(x)\n    world(x)\n"
+        "def main():\n    for x in y:\n        recv(x)\n        if bad(x):\n            continue\n        send(x)\n"
+        "    world(x)\n"
     )
     made, both = Made(2), group("world", 0, 1)
     for _ in range(2):
-        made.call(0, "send", both, site=site(5), peer_world_rank=1)
-        made.call(1, "recv", both, site=site(15, "last"), peer_world_rank=0)
-    made.begin(1, "recv", both, site=site(15, "last"), peer_world_rank=0)
-    made.begin(0, "all_reduce", both, site=site(6))
+        made.call(0, "send", both, site=site(6), peer_world_rank=1)
+        made.call(1, "recv", both, site=site(line, function), peer_world_rank=0)
+    made.begin(1, "recv", both, site=site(line, function), peer_world_rank=0)
+    made.begin(0, "all_reduce", both, site=site(7))
     assert _judge(made, text) == [(Kind.MISSING_CALL, (0,), False), (Kind.RENDEZVOUS_PARTIAL, (1,), True)]

@@ -28,7 +28,7 @@ from workbench.ops import ALL, FusedOutput, Op, Partial, Quant, Rounding, check_
 from workbench.plan import Plan
 from workbench.ranks import GroupKey, GroupMap
 from workbench.runtime.capture import Capture, compare_captures, foreign_capture, meet_ranks, recording, warm_up
-from workbench.runtime.data_calls import DataCalls
+from workbench.runtime.data_calls import DataCalls, plain_sum
 from workbench.runtime.joining import Joined, join_ranks
 from workbench.runtime.opening import find_device, read_settings
 from workbench.runtime.probe import probe_facts
@@ -264,9 +264,7 @@ class Session:
         Raises: CapacityError, ArgumentError, PartialError, CaptureError before any wait; DeadlineError, PeerDeadError,
         and CallFailedError for what nobody foresaw on some rank, which name world ranks.
         """
-        return self._calls.call(
-            Op.ALL_REDUCE, x, group, label, None, lambda workspace, part: workspace.all_reduce(part)
-        )
+        return self._calls.call(Op.ALL_REDUCE, x, group, label, None, plain_sum)
 
     def all_reduce_add_rms_norm(
         self,
