@@ -1,4 +1,5 @@
-"""Futures, DistributedDataParallel's hooks, compiled code and RPC: the same results, nothing found where all is well.
+"""Futures, loops around is_completed, DistributedDataParallel's hooks, compiled code and RPC: the same results, nothing
+found where all is well.
 
 Exact: results, findings. Who waits for a future is not seen: a call whose future was taken counts as waited for.
 """
@@ -13,7 +14,7 @@ import pytest
 
 from tests.observe.traced import environment, results, torchrun, workbench_trace
 
-DOORS = ("by_future", "by_hook", "by_compiler", "by_rpc")
+DOORS = ("by_future", "by_asking", "by_hook", "by_compiler", "by_rpc")
 
 
 @pytest.mark.timeout(200)
@@ -30,7 +31,8 @@ def test_a_correct_program_runs_as_it_does_alone_and_nothing_is_found(tmp_path: 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("door", "function"), [("by_future", "by_future"), ("by_hook", "by_hook"), ("by_compiler", "summed")]
+    ("door", "function"),
+    [("by_future", "by_future"), ("by_asking", "by_asking"), ("by_hook", "by_hook"), ("by_compiler", "summed")],
 )
 def test_who_stays_away_is_found_and_the_line_is_the_programs(tmp_path: Path, door: str, function: str) -> None:
     traced = workbench_trace(tmp_path, torchrun("other_doors.py", door, "bad"), deadline_s=4)

@@ -18,6 +18,15 @@ def by_future(late):
     return x
 
 
+def by_asking(late):
+    time.sleep(late)
+    x = torch.ones(2)
+    work = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.01)
+    return x
+
+
 def by_hook(late):
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     model.register_comm_hook(None, default_hooks.allreduce_hook)
