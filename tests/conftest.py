@@ -11,6 +11,13 @@ os.environ["RES_OPTIONS"] = (
     "timeout:1"  # torch's store asks DNS for the name of ::ffff:127.0.0.1; a lost answer costs 5 s
 )
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)  # also where xdist is not installed
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: ranks wait more than they compute. One worker where there are GPUs: tests measure their memory."""
+    return 1 if torch.cuda.is_available() else min(8, (os.cpu_count() or 1) + 1)
