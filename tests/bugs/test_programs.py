@@ -81,6 +81,7 @@ FAULTY = {
         "world rank 1 left out the gradient sum that world ranks 0,2,3 make in `loss.backward()`, all_reduce in main",
     ),
     ("w16_a_root_for_each_member", 4): ("root-mismatch", (2, 3), "the root differs"),
+    ("w23_a_prefix_of_its_own", 2): ("rendezvous-partial", (0, 1), "world rank 1 meets at attempt-1 on "),
     ("f1_1_a_backend_that_forwards_its_root", 4): ("wrong-root", (2, 3), "in CommBackend.bcast"),
     ("f1_2_a_leader_in_two_numberings", 4): ("wrong-root", (2, 3), "in run_once"),
     ("f1_3_the_source_gets_no_gradient", 2): ("peer-exception", (1,), "gradient is [0.0, 0.0, 0.0]"),

@@ -13,6 +13,7 @@ from workbench.diagnose.consequences import as_consequence, find_consequences
 from workbench.diagnose.finding import Finding
 from workbench.diagnose.rules import (
     absent,
+    beginnings,
     captures,
     endings,
     intent,
@@ -31,7 +32,7 @@ from workbench.trace import Trace
 
 RULES: tuple[Rule, ...] = (
     *(plans.rule, stores.rule, intent.rule, roots.rule, captures.rule, workspaces.rule),
-    *(signatures.rule, order.rule, absent.rule, endings.rule, stopped.rule, stalled.rule),
+    *(signatures.rule, order.rule, absent.rule, endings.rule, stopped.rule, stalled.rule, beginnings.rule),
 )
 """Of claims about one call, an earlier rule's comes first."""
 

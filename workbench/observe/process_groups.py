@@ -47,30 +47,35 @@ def install(module: Any) -> None:
 
 def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
+    here = this_process.here
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         given = _given(signature, args, kwargs)
         rank, size = _rank_and_size(given)
+        place = meeting_place(given, os.environ)
         if rank is not None:
-            this_process.become(rank, meeting_place(given, os.environ))
+            this_process.become(rank, place)
         this_process.start_generation()
         label = str(module._world.group_count)
         ranks = tuple(range(size or 0))
         lane = this_process.new_lane(ranks, label, "world") if ranks else None
-        note = "; ".join(filter(None, (_timeout_note(given), store_note(given, os.environ))))
+        words = (_timeout_note(given), f"meets at {place}" if place else "", store_note(given, os.environ))
+        note = "; ".join(filter(None, words))
         token = (lane or this_process.recorder).begin("init_process_group", note=note)
         if rank is None:
             this_process.early("init_process_group", note=note)
         error = ""
+        inside, here.inside = here.inside, "init_process_group"
         try:
             result = original(*args, **kwargs)
         except BaseException as e:
             error = f"{type(e).__name__}: {e}"
             raise
         finally:
+            here.inside = inside
             if rank is None and not error:
-                this_process.become(module.get_rank(), meeting_place(given, os.environ))
+                this_process.become(module.get_rank(), place)
             (lane or this_process.recorder).end(token, error=error)
         note_group(module.GroupMember.WORLD, lane)
         return result

@@ -1,0 +1,42 @@
+"""A job of which every rank waits to begin: nobody is absent, and it is judged at the deadline and ended nonetheless."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bugs.run_program import PROGRAMS as FAULTY
+from tests.observe.traced import torchrun, workbench_trace
+
+GETS_NO_GROUP = """
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+dist.init_process_group("gloo")
+world = c10d._get_default_group()
+if dist.get_rank() == 1:  # as if the ranks had made different numbers of groups before, where nobody saw it
+    backend, store = c10d._world.pg_map[world]
+    c10d._world.pg_map[world] = (backend, dist.PrefixStore("another", store))
+dist.new_group([0, 1])
+"""
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_all_wait_in_init_process_group_are_judged_and_ended(tmp_path: Path) -> None:
+    traced = workbench_trace(tmp_path, torchrun(FAULTY / "w23_a_prefix_of_its_own.py"), deadline_s=4)
+    assert (traced.status, traced.document["ended_at_deadline_s"]) == (3, 4), traced.stderr
+    (finding,) = traced.document["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("rendezvous-partial", [0, 1])
+    assert "world rank 0 meets at attempt-0 on " in finding["message"]
+    assert "world rank 1: waiting, inside init_process_group #1 on world[0,1]" in traced.stderr
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_all_wait_in_new_group_are_judged_and_ended(tmp_path: Path) -> None:
+    program = tmp_path / "gets_no_group.py"
+    program.write_text(GETS_NO_GROUP)
+    traced = workbench_trace(tmp_path, torchrun(program), deadline_s=4)
+    assert (traced.status, traced.document["ended_at_deadline_s"]) == (3, 4), traced.stderr
+    (finding,) = traced.document["findings"]
+    assert (finding["kind"], finding["ranks"], finding["certainty"]) == ("stalled", [0, 1], "likely")
+    assert "new_group in <module>" in finding["message"]
