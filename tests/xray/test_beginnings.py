@@ -1,4 +1,4 @@
-"""A job of which every rank waits to begin: nobody is absent, and it is judged at the deadline and ended nonetheless."""
+"""A job of which every rank waits to begin: nobody is absent, and it is judged and ended at the deadline too."""
 
 from __future__ import annotations
 

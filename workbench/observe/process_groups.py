@@ -60,8 +60,9 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
         label = str(module._world.group_count)
         ranks = tuple(range(size or 0))
         lane = this_process.new_lane(ranks, label, "world") if ranks else None
-        words = (_timeout_note(given), f"meets at {place}" if place else "", store_note(given, os.environ))
-        note = "; ".join(filter(None, words))
+        store = store_note(given, os.environ)
+        meets = f"meets at {place}" if place and not store.startswith("store of the launcher") else ""
+        note = "; ".join(filter(None, (_timeout_note(given), meets, store)))
         token = (lane or this_process.recorder).begin("init_process_group", note=note)
         if rank is None:
             this_process.early("init_process_group", note=note)
