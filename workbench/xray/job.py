@@ -71,16 +71,16 @@ class Job:
         """End everything that descends from the command: politely, and after two seconds for certain."""
         deadline = time.monotonic() + _GRACE_S
         self._signal(signal.SIGTERM)
-        while self._family() and time.monotonic() < deadline:
+        while self.family() and time.monotonic() < deadline:
             self._process.poll()
             time.sleep(0.02)
-        while self._family() and time.monotonic() < deadline + 10 * _GRACE_S:  # a fork may outrun one round
+        while self.family() and time.monotonic() < deadline + 10 * _GRACE_S:  # a fork may outrun one round
             self._signal(signal.SIGKILL)
             self._process.poll()
             time.sleep(0.02)
         self.wait(_GRACE_S)
 
-    def _family(self) -> list[psutil.Process]:
+    def family(self) -> list[psutil.Process]:
         """Descendants that are not dead. Zombies are reaped on the way."""
         alive = []
         for process in psutil.Process().children(recursive=True):
@@ -96,7 +96,7 @@ class Job:
         return alive
 
     def _signal(self, number: int) -> None:
-        for process in self._family():
+        for process in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 

@@ -15,6 +15,7 @@ from workbench.observe import Frame, dump_stacks, mark_ended
 from workbench.trace import TraceError, read_progress
 from workbench.xray.job import Job
 from workbench.xray.screen import Screen
+from workbench.xray.unrecorded import Lookout
 from workbench.xray.verdict import Verdict, as_interrupted, judge
 
 DEADLINE_S = 120.0
@@ -71,6 +72,8 @@ def trace_command(
         verdict = Verdict(trace=None, lost=str(e))
     if watch.lost:
         verdict = replace(verdict, lost=watch.lost)
+    elif watch.lookout.found and (watch.lookout.is_rank or not verdict.recorded):
+        verdict = replace(verdict, lost=watch.lookout.found)
     if verdict.findings:
         say(str(verdict))
     return Outcome(verdict=verdict, status=status)
@@ -115,6 +118,7 @@ class _Watch:
     ) -> None:
         self._job, self._traces, self._deadline_s, self._keep = job, traces, deadline_s, keep
         self._say, self._screen = say, screen
+        self.lookout = Lookout(job.family)
         self._told: object = None  # what was found when the job was last told of
         self._directory = os.open(traces, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.lost = ""
@@ -132,6 +136,7 @@ class _Watch:
         while self._job.status is None:
             self._job.wait(_POLL_S)
             self._look_whether_removed()
+            self._look_for_unrecorded()
             now = self._progress()
             if now < progress and not self.lost:
                 self._say(f"some of what was recorded is gone from {self._traces}: a hang may not be seen")
@@ -160,6 +165,12 @@ class _Watch:
         if self._job.status is None:
             self._screen.clear()
             self._say(f"{self.lost}; the command goes on, and nothing watches whether it hangs")
+
+    def _look_for_unrecorded(self) -> None:
+        text = self.lookout.look()
+        if text:
+            self._screen.clear()
+            self._say(f"workbench: {text}")
 
     def _tell_if_new(self, verdict: Verdict) -> None:
         found = [(f.code, f.ranks, f.evidence) for f in verdict.findings]  # a message also says how long

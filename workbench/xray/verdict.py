@@ -90,8 +90,9 @@ class Verdict:
             return f"no verdict: {self.lost}"
         if not self.recorded:
             return (
-                "nothing recorded: no process used torch.distributed (or its environment was taken from it: env -i, "
-                "python -I, python -S)"
+                "nothing recorded: no process used torch.distributed (or what `workbench trace` had put into its "
+                "environment did not reach it: a script sets PYTHONPATH anew instead of export "
+                "PYTHONPATH=DIR${PYTHONPATH:+:$PYTHONPATH}; env -i, sudo; python -I, -E or -S)"
             )
         return "verdict: ok"
 
