@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.observe.traced import Traced, torchrun, workbench_trace
+from tests.observe.traced import PROGRAMS, Traced, torchrun, workbench_diagnose, workbench_trace
 from workbench.trace import Event
 
 
@@ -61,3 +63,27 @@ def test_what_leaves_a_collective_is_an_exception_of_the_rank_it_left(tmp_path: 
     assert found[0].error.startswith("RuntimeError: ")
     assert found[0].group is not None
     assert found[0].group.world_ranks == (0, 1)
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+@pytest.mark.parametrize("how", ["wait", "daemon"])
+def test_ranks_that_their_parent_ends_when_all_is_done_are_no_defect(tmp_path: Path, start: str, how: str) -> None:
+    traced = workbench_trace(tmp_path, [sys.executable, str(PROGRAMS / "workers.py"), start, how])
+    assert (traced.status, traced.document["verdict"]) == (0, "ok"), traced.stderr
+    assert {e.note for e in traced.trace.events if e.op == "exit"} == {"status=-15, signal 15, shut down by its parent"}
+    again = workbench_diagnose(traced.directory)
+    assert again.returncode == 0, "the records alone say so too"
+
+
+def test_a_rank_that_its_parent_ends_while_another_needs_it_is_told(tmp_path: Path) -> None:
+    traced = workbench_trace(tmp_path, [sys.executable, str(PROGRAMS / "workers.py"), "fork", "too_early"])
+    assert traced.document["findings"][0]["ranks"] == [1], traced.stderr
+    assert "was ended by SIGTERM (15), which its parent sent" in traced.document["findings"][0]["message"]
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_what_a_child_of_multiprocessing_raises_is_told_and_not_that_it_exits(tmp_path: Path, start: str) -> None:
+    traced = workbench_trace(tmp_path, [sys.executable, str(PROGRAMS / "workers.py"), start, "raise"])
+    first = traced.document["findings"][0]
+    assert (first["kind"], first["ranks"]) == ("peer-exception", [1])
+    assert re.search(r"raised ValueError: bad weights in load \(\S+workers\.py:18\)", first["message"])

@@ -255,9 +255,24 @@ class Scene:
         return dict(kinds)
 
     @cached_property
+    def shut_down(self) -> frozenset[int]:
+        """Ranks that their parent ended when they were no longer needed: the command and every other rank did well."""
+        by_parent = {
+            rank
+            for rank, story in self.ranks.items()
+            if story.exit is not None and story.exit.note.endswith("shut down by its parent")
+        }
+        others_did_well = all(s.exit_status == 0 for rank, s in self.ranks.items() if rank not in by_parent)
+        return frozenset(by_parent) if others_did_well else frozenset()
+
+    @cached_property
     def first_failure_ns(self) -> int | None:
         """When the first rank ended with a status other than 0."""
-        times = [s.exit.time_ns for s in self.ranks.values() if s.exit is not None and s.exit_status != 0]
+        times = [
+            s.exit.time_ns
+            for s in self.ranks.values()
+            if s.exit is not None and s.exit_status != 0 and s.world_rank not in self.shut_down
+        ]
         return min(times, default=None)
 
     def is_gone(self, world_rank: int) -> bool:
@@ -269,8 +284,10 @@ class Scene:
         return ended or story.exception is not None or world_rank in self.dead
 
     def was_ended(self, world_rank: int) -> bool:
-        """Whether somebody ended the rank after another one had failed, as launchers do."""
+        """Whether somebody ended the rank after another one had failed, as launchers do, or when all was done."""
         story = self.ranks[world_rank]
+        if world_rank in self.shut_down:
+            return True
         if story.exit is None or self.first_failure_ns is None:
             return False
         later_ns = story.exit.time_ns - self.first_failure_ns
@@ -287,6 +304,8 @@ class Scene:
         if call.begin is None or call.end is not None or self.end_ns - call.begin.time_ns < self.patience_ns:
             return False
         story = self.ranks[call.event.world_rank]
+        if call.event.world_rank in self.shut_down:
+            return False
         if is_async(call) and not {"below Python", "on the GPU"}.isdisjoint(marks(call.begin)):
             return story.exit is None or self.was_ended(story.world_rank)
         if is_async(call) and story.awaits_future:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.observe.declared import declare
-    from workbench.observe.ended import Ended, boot_id, mark_ended, read_ended
+    from workbench.observe.ended import Ended, boot_id, mark_ended, mark_status, read_ended
     from workbench.observe.environment import recorded_environment
     from workbench.observe.jobs import find_jobs, find_lost, read_run_id
     from workbench.observe.observed import read_observed
@@ -23,6 +23,7 @@ __all__ = [
     "find_jobs",
     "find_lost",
     "mark_ended",
+    "mark_status",
     "read_ended",
     "read_observed",
     "read_run_id",
@@ -33,6 +34,7 @@ _HOMES = {
     "Ended": "ended",
     "boot_id": "ended",
     "mark_ended": "ended",
+    "mark_status": "ended",
     "read_ended": "ended",
     "Frame": "stacks",
     "declare": "declared",

@@ -1,7 +1,7 @@
 """Processes that a recorded program starts: they record themselves too, and their ends are noted.
 
 An environment that a program puts together for a child is completed. A child that was ended by a signal says nothing
-itself: whoever waits for it notes its status, in `exits.jsonl` beside the traces.
+itself: whoever waits for it notes its status, in `exits.jsonl` beside the traces, and whether the signal was its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from workbench.observe.environment import DIRECTORY, recorded_environment
 EXITS = "exits.jsonl"
 
 _directory = ""
+_sent: dict[int, tuple[int, int]] = {}  # by pid: the last signal that this process sent to a child, and when
 
 
 def pass_on(directory: str) -> None:
@@ -53,6 +54,7 @@ def _install_popen(popen_class: Any) -> None:
         _note_exit(popen.pid, popen.returncode)
 
     popen_class.__init__, popen_class._handle_exitstatus = recorded_start, recorded_handle
+    popen_class.send_signal = _noting_signal(popen_class.send_signal)
 
 
 def _install_fork(popen_class: Any) -> None:
@@ -67,6 +69,17 @@ def _install_fork(popen_class: Any) -> None:
         return status
 
     popen_class.poll = recorded_poll
+    popen_class._send_signal = _noting_signal(popen_class._send_signal)
+
+
+def _noting_signal(send: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(send)
+    def noting(popen: Any, number: int) -> Any:
+        if popen.returncode is None:
+            _sent[popen.pid] = int(number), time.monotonic_ns()
+        return send(popen, number)
+
+    return noting
 
 
 _ENV_AT = 10  # of Popen's positional arguments after self
@@ -96,7 +109,10 @@ def _note_exit(pid: int, status: int | None) -> None:
     """One line of less than a pipe's buffer, appended at once: lines of several processes do not mix."""
     if status is None:
         return
-    line = json.dumps({"pid": pid, "status": status, "time_ns": time.monotonic_ns()})
+    number, sent_ns = _sent.pop(pid, (0, 0))
+    by_parent = status < 0 and number == -status
+    time_ns = sent_ns if by_parent else time.monotonic_ns()  # such a child is often waited for much later
+    line = json.dumps({"pid": pid, "status": status, "time_ns": time_ns, "by_parent": by_parent})
     try:
         fd = os.open(os.path.join(_directory, EXITS), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:

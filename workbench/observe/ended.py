@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _FILE = "ended.json"
+_STATUS = "command.json"
 _MOST_S = 1e6  # more than any deadline that is allowed
 
 
@@ -62,6 +63,19 @@ def read_ended(directories: Iterable[str | os.PathLike[str]]) -> Ended | None:
         if 0 <= found.monotonic_ns < 1 << 63 and 0 <= found.deadline_s <= _MOST_S:
             return found
     return None
+
+
+def mark_status(directory: str | os.PathLike[str], status: int) -> None:
+    """Note the exit status of the command whose job recorded into `directory`."""
+    Path(directory, _STATUS).write_text(json.dumps({"status": status}))
+
+
+def went_well(directory: str | os.PathLike[str]) -> bool:
+    """Whether such a note says 0: the children that the command ended by then were no longer needed."""
+    try:
+        return bool(json.loads(Path(directory, _STATUS).read_text())["status"] == 0)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def boot_id() -> str:

@@ -8,11 +8,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from workbench.observe.process import this_process
+from workbench.observe.workers import telling
 from workbench.trace import CallSite, Lane, Recorder
 
 _told: list[BaseException] = []  # the latest exception that was recorded
@@ -24,7 +24,7 @@ def install(module: Any) -> None:
 
     @functools.wraps(wrap)
     def recorded_wrap(fn: Callable[..., Any], *args: Any) -> Any:
-        return wrap(_telling(fn), *args)
+        return wrap(telling(fn), *args)
 
     module._wrap = recorded_wrap
 
@@ -32,7 +32,6 @@ def install(module: Any) -> None:
 def record_endings() -> None:
     """Put the recording in front of whatever ends this process. Local; once a process."""
     hook, thread_hook, leave, leave_now = sys.excepthook, threading.excepthook, sys.exit, os._exit
-    bootstrap = BaseProcess._bootstrap  # type: ignore[attr-defined]  # where a child of multiprocessing lives and dies
 
     @functools.wraps(hook)
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -58,14 +57,8 @@ def record_endings() -> None:
         _close()
         leave_now(status)
 
-    @functools.wraps(bootstrap)
-    def recorded_bootstrap(process: BaseProcess, *args: Any, **kwargs: Any) -> Any:
-        process.run = _telling(process.run)  # type: ignore[method-assign]  # of this one process
-        return bootstrap(process, *args, **kwargs)
-
     sys.excepthook, threading.excepthook = excepthook, thread_excepthook
     sys.exit, os._exit = recorded_exit, recorded_exit_now
-    BaseProcess._bootstrap = recorded_bootstrap  # type: ignore[attr-defined]
     atexit.register(_close)
 
 
@@ -79,18 +72,6 @@ def tell_exception(error: BaseException, door: Lane | Recorder | None = None, *,
         return
     site = None if door is not None else _innermost(error.__traceback__, recorder.inner_files)
     (door or recorder).instant("exception", error=f"{type(error).__name__}: {error}", site=site, remark=remark)
-
-
-def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        except BaseException as e:
-            tell_exception(e)
-            raise
-
-    return told
 
 
 def _innermost(trace: TracebackType | None, inner_files: tuple[str, ...]) -> CallSite | None:

@@ -14,6 +14,7 @@ from types import ModuleType
 HOOKS = {
     "subprocess": "children",
     "multiprocessing.popen_fork": "children",
+    "multiprocessing.process": "workers",
     "torch.distributed.distributed_c10d": "process_groups",
     "torch.distributed._functional_collectives": "below_python",
     "torch.distributed._symmetric_memory": "memory",

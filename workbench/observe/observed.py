@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.observe.children import EXITS
-from workbench.observe.ended import read_ended
+from workbench.observe.ended import read_ended, went_well
 from workbench.trace import Event, Phase, RankTrace, Trace, read_directory
+
+SHUT_DOWN = "shut down by its parent"
+"""In the note of the exit of a rank that its parent ended with a signal, and the command then exited with status 0."""
 
 
 def read_observed(
@@ -23,7 +26,7 @@ def read_observed(
     Of a job that a watcher ended, events end with that moment. `job`: one of find_jobs; default: the first.
     Raises: as read_directory.
     """
-    ends: dict[int, tuple[int, int]] = {}
+    ends: dict[int, _End] = {}
     for directory in directories:
         ends |= _ends(Path(directory))
     ended = read_ended(directories)
@@ -37,9 +40,19 @@ def read_observed(
     return read_directory(*(directories if job is None else job), attempt=attempt, complete=complete)
 
 
-def _ends(directory: Path) -> dict[int, tuple[int, int]]:
-    """By pid: exit status (negative: the signal) and when it was noticed. A line that makes no sense is left out."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Exit status (negative: the signal), when it was noticed, and who sent the signal, in words if that is known."""
+
+    status: int
+    time_ns: int
+    by: str
+
+
+def _ends(directory: Path) -> dict[int, _End]:
+    """By pid. A line that makes no sense is left out."""
     found = {}
+    by_parent = SHUT_DOWN if went_well(directory) else "sent by its parent"
     try:
         lines = (directory / EXITS).read_text(errors="replace").splitlines()
     except OSError:
@@ -49,25 +62,26 @@ def _ends(directory: Path) -> dict[int, tuple[int, int]]:
             data = json.loads(line)
             status, time_ns = int(data["status"]), int(data["time_ns"])
             if -64 <= status <= 255 and 0 <= time_ns < 1 << 63:
-                found[int(data["pid"])] = (status, time_ns)
+                found[int(data["pid"])] = _End(status, time_ns, by_parent if data.get("by_parent") is True else "")
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
     return found
 
 
-def _with_exit(rank: RankTrace, end: tuple[int, int] | None) -> RankTrace:
+def _with_exit(rank: RankTrace, end: _End | None) -> RankTrace:
     if end is None:
         return rank
-    status, time_ns = end
+    status = end.status
     own = next((e for e in rank.events if e.op == "exit"), None)
     if own is not None and own.note.startswith(f"status={status}"):
         return rank
     events = tuple(e for e in rank.events if e is not own)
     note = f"status={status}" if status >= 0 else f"status={status}, signal {-status}"
+    note += f", {end.by}" if end.by else ""
     if own is not None:
         return replace(rank, events=tuple(sorted((*events, replace(own, note=note)), key=lambda e: e.ordinal)))
     ordinal = max((e.ordinal for e in events), default=-1) + 1
     told = Event(
-        time_ns=time_ns, world_rank=rank.world_rank, phase=Phase.INSTANT, op="exit", ordinal=ordinal, note=note
+        time_ns=end.time_ns, world_rank=rank.world_rank, phase=Phase.INSTANT, op="exit", ordinal=ordinal, note=note
     )
     return replace(rank, events=(*events, told))

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL
 
-from workbench.observe import Frame, dump_stacks, mark_ended
+from workbench.observe import Frame, dump_stacks, mark_ended, mark_status
 from workbench.trace import TraceError, read_progress
 from workbench.xray.job import Job
 from workbench.xray.screen import Screen
 from workbench.xray.unrecorded import Lookout
-from workbench.xray.verdict import Verdict, as_interrupted, judge
+from workbench.xray.verdict import Verdict, as_ended, as_interrupted, judge
 
 DEADLINE_S = 120.0
 _POLL_S = 0.2
@@ -59,13 +59,15 @@ def trace_command(
             screen.clear()
             return _interrupted(job, traces, say)
         if verdict is not None:
-            verdict = replace(verdict, stacks=_stacks(traces, verdict), ended_at_deadline_s=deadline_s)
+            verdict = as_ended(verdict, stacks=_stacks(traces, verdict), deadline_s=deadline_s)
             _tell(verdict, say)
             _mark_ended(traces, deadline_s, verdict)
             job.end()
             return Outcome(verdict=verdict, status=_status(job))
         status = job.status
     assert status is not None
+    with contextlib.suppress(OSError):  # as in _mark_ended
+        mark_status(traces, status)
     try:
         verdict = judge(traces)
     except TraceError as e:  # every rank was ended before its file was whole, or all files were cut

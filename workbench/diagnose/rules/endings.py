@@ -87,11 +87,12 @@ def _exception(events: list[Event], by_call: bool) -> Claim:
 
 def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
     status = story.exit_status
+    by_parent = story.exit is not None and story.exit.note.endswith("by its parent")
     how = "is gone, and nothing tells how it ended"
     if status is not None:
         by = re.match(r"status=\d+, ((?:sys\.|os\._)exit.*)", story.exit.note, re.DOTALL) if story.exit else None
         how = f"exited with status {status} {f'by {error_words(by[1])}' if by else 'and no exception'}"
-        how = how if status > 0 else f"was ended by {_signal(-status)}"
+        how = how if status > 0 else f"was ended by {_signal(-status)}{', which its parent sent' if by_parent else ''}"
     inside = f" inside {call_words(story.inside.event)}" if story.inside is not None else ""
     last = f"; its last call was {call_words(story.calls[-1].event)}" if story.calls and not inside else ""
     finding = Finding(
@@ -101,7 +102,9 @@ def _death(story: RankStory, time_ns: int, evidence: tuple[str, ...]) -> Claim:
         message=f"world rank {story.world_rank} {how}{inside}{last}.",
         evidence=evidence,
         certainty=Certainty.IS,
-        fix="read the end of this rank's own output; for signal 9, dmesg tells whether memory ran out",
+        fix="find why its parent ended it while others needed it"
+        if by_parent
+        else "read the end of this rank's own output; for signal 9, dmesg tells whether memory ran out",
     )
     last_call = story.calls[-1] if story.calls else None
     by_call = status is not None and status > 0 and last_call is not None and last_call.end and last_call.end.error
