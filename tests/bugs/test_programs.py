@@ -82,6 +82,20 @@ FAULTY = {
     ),
     ("w16_a_root_for_each_member", 4): ("root-mismatch", (2, 3), "the root differs"),
     ("w23_a_prefix_of_its_own", 2): ("rendezvous-partial", (0, 1), "world rank 1 meets at attempt-1 on "),
+    ("w17_one_batch_less_under_fsdp", 2): (
+        "missing-call",
+        (1,),
+        "world rank 1 left out the all_gather_into_tensor that world rank 0 makes in `loss = model(",
+    ),
+    ("w18_a_norm_left_out_once", 4): ("missing-call", (1,), "world ranks 0,2,3 came"),
+    ("w19_a_microbatch_too_many", 2): ("missing-call", (1,), "is one too many, or world rank 0 left out a send"),
+    ("w20_a_recv_left_out", 4): ("missing-call", (2,), "no recv of 2 is left for it"),
+    ("w21_a_message_longer_than_its_buffer", 2): (
+        "shape-mismatch",
+        (0, 1),
+        "world rank 0 sends float32[8, 2, 16] to world rank 1",
+    ),
+    ("w22_one_rank_clips", 4): ("ordinal-drift", (0,), "one call more on world rank 0, or one that world ranks 1-3"),
     ("f1_1_a_backend_that_forwards_its_root", 4): ("wrong-root", (2, 3), "in CommBackend.bcast"),
     ("f1_2_a_leader_in_two_numberings", 4): ("wrong-root", (2, 3), "in run_once"),
     ("f1_3_the_source_gets_no_gradient", 2): ("peer-exception", (1,), "gradient is [0.0, 0.0, 0.0]"),
@@ -119,8 +133,9 @@ QUIET_S = {"v31_a_host_that_is_unknown": 20.0}  # a resolver may take its time t
 
 LIKELY = {"v19_two_calls_in_opposite_order", "w06_swapped_in_two_branches", "v25_one_barrier_too_many"}
 LIKELY |= {"v27_a_rank_absent_from_a_monitored_barrier", "v28_numbers_of_a_group_in_a_message"}
-LIKELY |= {"f3_3_a_stage_waits_for_the_other"}
-"""Equal calls that change places; and ranks that are alive and in no call, which may yet come."""
+LIKELY |= {"f3_3_a_stage_waits_for_the_other", "w19_a_microbatch_too_many", "w22_one_rank_clips"}
+"""Equal calls that change places; ranks that are alive and in no call, which may yet come; a call that one rank made in
+addition, or the others left out."""
 
 SEVERAL_CAUSES = {"v02_place_taken_for_a_world_rank", "f1_4_a_group_larger_than_the_world"}
 """One line with a root that is wrong on some groups and suspected on others; two jobs."""

@@ -29,7 +29,7 @@ def _stuck_pipeline() -> Made:
 def test_behind_a_circle_nobody_who_waits_for_it_is_blamed() -> None:
     made = _stuck_pipeline()
     findings = diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns)
-    assert _said(findings[0]) == (Kind.ORDER_SWAP, (0, 1), "is", False)
+    assert _said(findings[0]) == (Kind.ORDER_SWAP, (0, 1), "likely", False)
     assert sorted({f.ranks for f in findings[1:]}) == [(0,), (1,), (2,)]
     for finding in findings[1:]:
         assert (finding.kind, finding.certainty, finding.consequence) == (Kind.MISSING_CALL, Certainty.LIKELY, True)

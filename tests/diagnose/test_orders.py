@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.diagnose.made import Made, group, site
 from workbench.diagnose import Certainty, Kind, diagnose
 
@@ -90,12 +92,15 @@ def test_one_call_more_at_the_end_is_a_call_that_the_other_misses() -> None:
     assert [(f.kind, f.ranks) for f in diagnose(made.trace())] == [(Kind.MISSING_CALL, (1,))]
 
 
-def test_two_groups_entered_in_opposite_order_wait_in_a_circle() -> None:
+@pytest.mark.parametrize(("line", "certainty"), [(10, Certainty.IS), (11, Certainty.LIKELY)])
+def test_two_groups_entered_in_opposite_order_wait_in_a_circle(line: int, certainty: Certainty) -> None:
+    """From one line, first calls of all: no other call was left out. From two, one may have been."""
     made = Made(3)
     tp, ep = group("tp", 0, 1), group("ep", 0, 1, 2, ordinal=1)
     made.begin(0, "all_reduce", tp, site=site(10))
-    made.begin(1, "all_reduce", ep, site=site(11))
-    made.begin(2, "all_reduce", ep, site=site(11))
+    made.begin(1, "all_reduce", ep, site=site(line))
+    made.begin(2, "all_reduce", ep, site=site(line))
     first = diagnose(made.trace())[0]
-    assert (first.kind, first.ranks, first.certainty) == (Kind.ORDER_SWAP, (0, 1), Certainty.IS)
+    assert (first.kind, first.ranks, first.certainty) == (Kind.ORDER_SWAP, (0, 1), certainty)
     assert "world rank 0 waits in all_reduce in main (train.py:10) on tp[0,1] for world rank 1" in first.message
+    assert "left a call out before, or made one too many" in first.fix

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV
 
-from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.claim import NEVER, Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding
 from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.rules.absent import TIMED_OUT
@@ -25,10 +25,11 @@ _UNSEEN = {"below Python", "on the GPU"}
 def find_consequences(scene: Scene, claims: Sequence[Claim]) -> list[Claim]:
     """The claims; those that follow from another one as symptoms. One that they follow from stays as it is.
 
-    These follow: an absence of ranks that all stand in calls that other claims are about; an exception or a death in
+    These follow: an absence of ranks that all stand in calls that other claims are about; a call that met that of
+    another line, on a rank that left one out before; an exception or a death in
     such a call; a lost connection where anything else went wrong.
     """
-    led = set(_led_astray(scene, claims))
+    led = set(_led_astray(scene, claims)) | set(_out_of_step(scene, claims))
     causes = [c for i, c in enumerate(claims) if c.weight is Weight.CAUSE and not _is(c, "ending.") and i not in led]
     weights = {c.weight for c in claims if _is(c, "ending.exception") and not _is_lost(c)}  # of exceptions of their own
     weights |= {Weight.CAUSE for c in claims if c.weight is Weight.CAUSE and not _is_lost(c)}
@@ -67,13 +68,37 @@ def _led_astray(scene: Scene, claims: Sequence[Claim]) -> Iterator[int]:
     if not new:
         return
     new += [c for c in claims if c.weight is Weight.SYMPTOM and _is(c, "absent.")]
-    absences = {i: c for i, c in enumerate(claims) if c.weight is Weight.CAUSE and _is(c, "absent.")}
+    absences = {
+        i: c for i, c in enumerate(claims) if c.weight is Weight.CAUSE and _is(c, "absent.") and not _is_earlier(c)
+    }
     held: set[int] = set()
     while new:
         held |= {r for claim in new for r in claim.places if any(_concerns(claim, c) for c in _stands_in(scene, r))}
         led = [i for i, claim in absences.items() if held.issuperset(claim.finding.ranks)]
         new = [absences.pop(i) for i in led]
         yield from led
+
+
+def _out_of_step(scene: Scene, claims: Sequence[Claim]) -> Iterator[int]:
+    """Numbers of the claims about a call that met that of another line, on ranks that left one out before."""
+    earlier: dict[int, int] = {}  # by world rank: the call before which it left one out
+    for claim in claims:
+        if claim.weight is Weight.CAUSE and _is(claim, "absent.") and _is_earlier(claim):
+            earlier |= {r: claim.places[r] for r in claim.finding.ranks}
+    for number, claim in enumerate(claims):
+        is_late = any(rank in earlier and place >= earlier[rank] for rank, place in claim.places.items())
+        if is_late and claim.weight is Weight.CAUSE and _is(claim, "call.", "order.") and _lines_differ(scene, claim):
+            yield number
+
+
+def _is_earlier(absence: Claim) -> bool:
+    """Whether it is known before which call the absent ranks left one out."""
+    return all(absence.places.get(r, NEVER) < NEVER for r in absence.finding.ranks)
+
+
+def _lines_differ(scene: Scene, claim: Claim) -> bool:
+    made = (c for r in claim.places if r in scene.ranks for c in scene.ranks[r].calls)
+    return len({line(c.event) for c in made if c.event.ordinal == claim.places[c.event.world_rank]}) > 1
 
 
 def _stands_in(scene: Scene, world_rank: int) -> Iterable[RankCall]:
@@ -94,7 +119,9 @@ def _concerns(claim: Claim, call: RankCall) -> bool:
         return event.ordinal == place
     if _is(claim, "plan."):
         return event.op == "new_group"
-    return _is(claim, "order.", "call.left-out") and event.group is not None and event.group == finding.group
+    return (
+        _is(claim, "order.", "call.left-out", "call.extra") and event.group is not None and event.group == finding.group
+    )
 
 
 def _ended_in_a_call(scene: Scene, claim: Claim, causes: Sequence[Claim]) -> bool:

@@ -10,11 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, takewhile
 
 from workbench.trace import CallSite, Event, RankCall
 
 _MOST_LINES = 50_000
+_MOST_PAST = 2048  # calls of a rank in which its habit is looked for
+_MOST_ALIKE = 256  # calls that lead up to a place in it
+_NO_STEP = {"wait", "init_process_group", "new_group", "destroy_process_group"}
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _IN_TURN = {
     ast.For: ("target", "iter", "body", "orelse"),
@@ -56,15 +60,46 @@ def went_past(source: Source, calls: Sequence[RankCall], waits_in: RankCall, lac
     if usual:
         return sum(_after_last(waits, lacks)) > usual
     there, at = lacked.site, waits_in.event.site
-    if there is None or at is None or (there.file, there.function) != (at.file, at.function):
+    if there is None or at is None or there.file != at.file:
         return False
     one, other = _paths(_text(source, at.file), there.line, at.line)
+    if there.function != at.function and not (_runs_in_place(there, one) and _runs_in_place(at, other)):
+        return False
     found = _branch(one[0], other[0]) if one and other else None
     if found is None:
         return False
     if any(waits[:-1]) and not _has_own_loop(other, one):  # reached again only past all the rest
         return not since
     return found < 0 and (not since or _has_own_loop(one, other))
+
+
+def usual_call(calls: Sequence[RankCall], waits_in: RankCall) -> Event | None:
+    """What the rank made before where it now makes `waits_in`, if that is another call; None if its past tells nothing.
+
+    The place is known by the calls that led up to it: the longest such run that its past holds, always followed by one
+    and the same call.
+    """
+    made = [c.event for c in takewhile(lambda c: c is not waits_in, calls) if c.event.op not in _NO_STEP]
+    made = made[-_MOST_PAST:]
+    keys = [_key(e) for e in made]
+    longest, following = 0, set[int]()
+    for place in range(1, len(keys)):
+        alike = 0
+        while alike < min(place, _MOST_ALIKE) and keys[place - 1 - alike] == keys[-1 - alike]:
+            alike += 1
+        if alike > longest:
+            longest, following = alike, set()
+        if alike and alike == longest:
+            following.add(place)
+    usual = {keys[place] for place in following}
+    if usual == set(keys[len(keys) - longest :]):  # of a mere repetition nobody knows how often it is due
+        return None
+    return made[max(following)] if len(usual) == 1 and usual != {_key(waits_in.event)} else None
+
+
+def was_made(calls: Sequence[RankCall], event: Event) -> bool:
+    """Whether one of the calls is like this one: the same operation at the same line, on the same group and peer."""
+    return any(_key(c.event) == _key(event) for c in calls)
 
 
 def _between(counted: Sequence[bool], marks: Sequence[bool], *, from_start: bool) -> int:
@@ -108,6 +143,7 @@ def _text(source: Source, file: str) -> str:
 _Step = tuple[ast.AST, str, int]  # a node, the field of it that goes on, and the place in that field
 
 
+@lru_cache(maxsize=256)
 def _paths(text: str, first: int, second: int) -> tuple[list[_Step], list[_Step]]:
     """The ways to two lines, from where they part; () of what cannot be read, or of one line."""
     try:
@@ -148,6 +184,12 @@ def _holds(node: ast.AST, line: int) -> bool:
         return _holds(node.context_expr, line)
     start, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", None) or 0
     return bool(start <= line <= end)
+
+
+def _runs_in_place(site: CallSite, path: Sequence[_Step]) -> bool:
+    """Whether the line is run where it stands, seen from where two ways part: by no function that is called later."""
+    own = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return site.function != "<lambda>" and not any(isinstance(node, own) for node, *_ in path[1:])
 
 
 def _has_own_loop(one: Sequence[_Step], other: Sequence[_Step]) -> bool:

@@ -3,8 +3,9 @@
 Example: world ranks 0 and 1 wait in all_gather_object of world[0,1,2,3]; 2 and 3 have ended and never came.
 Claim: `rendezvous-partial` where it is the first call on the group, init_process_group included, or an exchange between
 hosts; `missing-call` for a later one, and for a send or recv without its counterpart. The absent ranks are at fault.
-`order-swap` where ranks wait for each other in a circle, unless one of them went past the call of another: it left that
-out. Of each group only the first such call is told.
+Of a circle of ranks that wait for each other one left a call out: who went past it, for whom most members wait, or who
+makes another call than before. Where none of this tells: `order-swap`, if these are the first such calls of them all,
+else a likely `missing-call` of all of them. Of each group only the first such call is told.
 Evidence: the calls of those who came, and what the absent ranks do instead.
 Try: let every member reach the call; or name the group that was meant.
 """
@@ -12,14 +13,15 @@ Try: let every member reach the call; or name the group that was meant.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from workbench.diagnose.claim import Claim, Weight
+from workbench.diagnose.claim import NEVER, Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
-from workbench.diagnose.program_order import Lacked, group_key, went_past
+from workbench.diagnose.program_order import Lacked, group_key, usual_call, was_made, went_past
 from workbench.diagnose.rules.order import explain_absence
-from workbench.diagnose.rules.signatures import SAME_STEPS, is_unwritten
+from workbench.diagnose.rules.signatures import is_unwritten, same_steps
 from workbench.diagnose.scene import EXCHANGES, Meeting, Scene, marks
 from workbench.diagnose.words import call_words, error_words, group_words, raised, ranks_words
 from workbench.trace import Event, GroupInfo, RankCall
@@ -37,21 +39,27 @@ def rule(scene: Scene) -> Iterator[Claim]:
         for place, meeting in enumerate(meetings):
             blamed = _blamed(scene, meeting) if meeting.absent else ()
             if blamed:
-                claims.append(explain_absence(meetings, place) or _absent(scene, meetings, place, blamed))
+                claim = explain_absence(meetings, place) or _absent(scene, meetings, place, blamed)
+                claims.append(_placed(scene, claim, meeting.first, blamed))
                 waits |= {r: (c, blamed) for r, c in meeting.came.items() if scene.waits(c)}
                 break
     for call in _lonely(scene):
         peer = call.event.peer_world_rank
         assert peer is not None
-        claims.append(_unpaired(scene, call, peer))
+        claims.append(_placed(scene, _unpaired(scene, call, peer), call, (peer,)))
         waits[call.event.world_rank] = (call, (peer,))
     circle = _circle(waits)
     exchanging = {r for r in circle if waits[r][0].event.op in EXCHANGES}
     ahead = set() if exchanging else _went_past(scene, circle, waits)
+    most = set() if exchanging else _most_wait_for(scene, circle, waits)
+    unusual = set() if exchanging else {r for r in circle if usual_call(scene.ranks[r].calls, waits[r][0]) is not None}
+    ahead = next((ranks for ranks in (ahead, most, unusual) if len(ranks) == 1), set())
+    if ahead and ahead != most and ahead <= unusual and _is_repeated(scene, waits[min(ahead)][0]):
+        claims = [_in_doubt(scene, c, waits) if set(c.finding.ranks) == ahead else c for c in claims]
     if len(ahead) == 1:  # it left a call out, which its own claim tells; the others only wait
         led_to = set(circle) - ahead
     elif circle and not exchanging:
-        yield _circular(circle, waits)
+        yield _circular(scene, circle, waits)
         led_to = set(circle)
     else:  # who stands in an exchange that the others stay away from is not at fault for what it does not send
         led_to = exchanging if len(exchanging) < len(circle) else set()
@@ -60,6 +68,20 @@ def rule(scene: Scene) -> Iterator[Claim]:
         blamed_ranks = set(claim.finding.ranks)
         is_led = claim.finding.code.startswith("absent.") and blamed_ranks <= victims
         yield replace(claim, weight=Weight.SYMPTOM) if led_to & blamed_ranks or is_led else claim
+
+
+def _placed(scene: Scene, claim: Claim, call: RankCall, blamed: Sequence[int]) -> Claim:
+    """The claim; if all blamed ranks went past the call, and on to ones that they stand in, its place is at those."""
+    places = dict(claim.places)
+    for rank in blamed:
+        story = scene.ranks.get(rank)
+        inside = story.inside if story is not None else None
+        if story is None or inside is None or inside.event.op == "wait" or places.get(rank) != NEVER:
+            return claim
+        if not went_past(scene.source, story.calls, inside, _lacked(scene, call, rank)):
+            return claim
+        places[rank] = inside.event.ordinal
+    return replace(claim, places=places)
 
 
 def _blamed(scene: Scene, meeting: Meeting) -> tuple[int, ...]:
@@ -95,7 +117,7 @@ def _absent(scene: Scene, meetings: Sequence[Meeting], place: int, blamed: tuple
     rendezvous = is_first or event.op in EXCHANGES or event.op == "monitored_barrier"
     told = _who_came(scene, meeting)
     told.append(f"{ranks_words(blamed)} never did" if meeting.missing else f"nothing is known of {ranks_words(blamed)}")
-    lead, default, fix = "", "", SAME_STEPS if is_unwritten(scene, event) else _FIX
+    lead, default, fix = "", "", same_steps(scene, event) if is_unwritten(scene, event) else _FIX
     meant = _forgotten(scene, meeting, blamed)
     if meant is not None:
         lead = f"called without group=, so over all ranks, by exactly the members of {group_words(meant)}: "
@@ -283,18 +305,74 @@ def _victims(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], circle: Sequ
     return victims
 
 
-def _circular(circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
+def _most_wait_for(
+    scene: Scene, circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]
+) -> set[int]:
+    """Those of a circle, in which all did such calls before, for whom more members wait in one call than stay away."""
+    if _is_first(scene, circle, waits):
+        return set()
+    waited_for: dict[tuple[object, tuple[int, ...]], int] = Counter()
+    for call, blamed in waits.values():
+        waited_for[group_key(call.event), blamed] += 1
+    most = {blamed for (_, blamed), number in waited_for.items() if number > len(blamed)}
+    return {r for r in circle if any(r in blamed for blamed in most)}
+
+
+def _is_first(scene: Scene, circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> bool:
+    """Whether none of a circle made a call before like the one it waits in, or like one that is waited for."""
+    for waiting, late in zip(circle, (*circle[1:], *circle[:1]), strict=True):
+        call = waits[waiting][0]
+        lacked = _lacked(scene, call, late)
+        if any(lacked.is_one(c.event) for c in scene.ranks[late].calls):
+            return False
+        if _is_repeated(scene, call):
+            return False
+    return True
+
+
+def _is_repeated(scene: Scene, call: RankCall) -> bool:
+    """Whether the rank made such a call before."""
+    return was_made([c for c in scene.ranks[call.event.world_rank].calls if c is not call], call.event)
+
+
+def _in_doubt(scene: Scene, claim: Claim, waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
+    """The claim about a rank that alone makes another call than before: that one may be too many."""
+    (rank,) = claim.finding.ranks
+    call = waits[rank][0]
+    usual = usual_call(scene.ranks[rank].calls, call)
+    assert usual is not None
+    others, own = ranks_words(waits[rank][1]), call_words(call.event)
+    counterpart = COUNTERPART.get(call.event.op, call.event.op)
+    finding = replace(
+        claim.finding,
+        certainty=Certainty.LIKELY,
+        message=f"{claim.finding.message} Before, world rank {rank} made {call_words(usual)} after the same calls: "
+        f"its {own} is one too many, or {others} left out a {counterpart}.",
+        fix=f"make as many calls such as {own} on world rank {rank} as each {counterpart} of {others} answers",
+    )
+    return replace(claim, finding=finding)
+
+
+def _circular(scene: Scene, circle: Sequence[int], waits: Mapping[int, tuple[RankCall, tuple[int, ...]]]) -> Claim:
+    """Nobody stands out. It is certain that calls changed places where one line makes them all, for the first time."""
     calls = [waits[r][0] for r in circle]
     told = "; ".join(
         f"world rank {r} waits in {call_words(c.event)} on {group_words(c.event.group)} for {ranks_words(waits[r][1])}"
         for r, c in zip(circle, calls, strict=True)
     )
+    is_first = _is_first(scene, circle, waits)
+    is_one_line = len({c.event.site for c in calls}) == 1
+    swap = "make calls on groups that share ranks in one order everywhere, or let one side of a pair send first"
+    missed = "one of them left a call out before, or made one too many"
     return Claim.about(
         calls,
-        code="order.circle",
-        kind=Kind.ORDER_SWAP,
+        code="order.circle" if is_first else "order.uneven",
+        kind=Kind.ORDER_SWAP if is_first else Kind.MISSING_CALL,
         ranks=circle,
-        message=f"ranks wait for each other in a circle: {told}.",
-        fix="make calls on groups that share ranks in one order everywhere, or let one side of a pair send first; "
-        "unless one of them left a call out before: then make it there",
+        message=f"ranks wait for each other in a circle: {told}."
+        f"{'' if is_first else f' {missed[0].upper()}{missed[1:]}; or their calls are in two orders.'}",
+        certainty=Certainty.IS if is_first and is_one_line else Certainty.LIKELY,
+        fix=f"{swap}; unless {missed}: then make as many on each"
+        if is_first
+        else f"count the calls of this step on each rank, and make as many on all; or, if as many are made, {swap}",
     )

@@ -3,8 +3,8 @@
 Example: world rank 0 all-reduces float32[4] where world ranks 1-3 all-reduce float32[6], in call #7 of tp[0,1,2,3].
 Claim: the members outside the largest party are at fault; without a largest party all of them are. Shapes differ where
 the numbers of elements do, which is all that torch asks for; or where the same dimensions stand in another order.
-`missing-call` where some members make a call that C++ issued below one of their lines, such as a sum of gradients, and
-others one of another line: those left it out.
+`missing-call` where some members make the call of another line, past one that the others make and they made before;
+`ordinal-drift` where fewer members make a call that the others never made: it is one too many, or those left it out.
 Only the first such call of a group is told: after it the members no longer agree on anything.
 Evidence: the call of two ranks of each party.
 Try: agree on the field that differs before the call; each field says how.
@@ -19,7 +19,8 @@ from math import prod
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.parties import at_fault, parties, parties_words
-from workbench.diagnose.program_order import Lacked, went_past
+from workbench.diagnose.program_order import Lacked, usual_call, was_made, went_past
+from workbench.diagnose.rules.messages import find_unequal_messages
 from workbench.diagnose.rules.order import explain_difference, line
 from workbench.diagnose.rules.parts import find_unequal_parts
 from workbench.diagnose.scene import Meeting, Scene, marks
@@ -46,10 +47,6 @@ WRITES_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
 """Collectives that write a dense block at the start of the tensor they are given, whatever its strides (gloo)."""
 
 _MOST_TEXT = 120  # characters of a line of the program
-SAME_STEPS = (
-    "make as many steps on every rank: give each the same number of batches, or wrap the loop in "
-    "DistributedDataParallel.join()"
-)
 
 
 def _several(said: Set[object]) -> bool:
@@ -84,6 +81,7 @@ def rule(scene: Scene) -> Iterator[Claim]:
             if claim is not None:
                 yield claim
                 break
+    yield from find_unequal_messages(scene)
 
 
 def _disagreement(scene: Scene, meetings: Sequence[Meeting], place: int) -> Claim | None:
@@ -124,22 +122,57 @@ def _claim(meeting: Meeting, field: _Field, said: Mapping[int, object]) -> Claim
 
 
 def _left_out(scene: Scene, meeting: Meeting) -> Claim | None:
-    """Some members make a call that C++ issued below one of their lines, the others one of another line.
+    """Members at two lines, of which some left out the call of the others, or made one of their own in addition.
 
-    Those have left it out if they went past that line. Where neither their past nor the program's text tells, they may
-    have made a call more instead.
+    Who went past a call that it made before has left it out. Where neither their past nor the program's text tells,
+    nothing is said of calls that the program writes itself; of others either is possible.
     """
     made = [r for r, call in sorted(meeting.came.items()) if is_unwritten(scene, call.event)]
     late = sorted(set(meeting.came) - set(made))
+    sides = [ranks for _, ranks in parties({r: line(c.event) for r, c in meeting.came.items()})]
+    if len(sides) == 2:
+        one, other = sides
+        past = [pair for pair in ((one, other), (other, one)) if _has_left_out(scene, meeting, *pair)]
+        if len(past) == 1 and len(past[0][0]) <= len(past[0][1]):
+            return _omission(scene, meeting, *past[0], Certainty.IS)
+        if len(past) == 1:
+            return _addition(scene, meeting, past[0][1], past[0][0])
+        unusual = [pair for pair in ((one, other), (other, one)) if _departs(scene, meeting, pair[0])]
+        if made and len(unusual) == 1 and len(unusual[0][0]) <= len(unusual[0][1]):
+            return _omission(scene, meeting, *unusual[0], Certainty.LIKELY)
+        if set(other) <= set(made) and len(other) < len(one):
+            own = meeting.came[other[0]].event
+            if not any(was_made(scene.ranks[r].calls, own) for r in one):
+                return _addition(scene, meeting, other, one)
+        if made and not late:
+            return _addition(scene, meeting, one, other, (*one, *other))
     lines = {line(meeting.came[r].event) for r in made}
     if not made or not late or any(line(meeting.came[r].event) in lines for r in late):
         return None
-    event, instead = meeting.came[made[0]].event, meeting.came[late[0]].event
+    return _omission(scene, meeting, late, made, Certainty.LIKELY)
+
+
+def _has_left_out(scene: Scene, meeting: Meeting, ranks: Sequence[int], made: Sequence[int]) -> bool:
+    """Whether `ranks` went past the call of `made`, which they made before."""
+    event = meeting.came[made[0]].event
     lacked = Lacked(lambda e: (e.op, line(e)) == (event.op, line(event)), event.site)
-    known = all(went_past(scene.source, scene.ranks[r].calls, meeting.came[r], lacked) for r in late)
-    text = _text(scene, event)
-    where = f"make{'s' * (len(made) == 1)}{f' in `{text[:_MOST_TEXT]}`' if text else ''}"
-    noun = "gradient sum" if ".backward(" in text else event.op
+    stories = {r: scene.ranks[r].calls for r in ranks}
+    return all(
+        went_past(scene.source, calls, meeting.came[r], lacked) and any(lacked.is_one(c.event) for c in calls)
+        for r, calls in stories.items()
+    )
+
+
+def _departs(scene: Scene, meeting: Meeting, ranks: Sequence[int]) -> bool:
+    """Whether these ranks made another call before where they now make this one."""
+    return all(usual_call(scene.ranks[r].calls, meeting.came[r]) is not None for r in ranks)
+
+
+def _omission(scene: Scene, meeting: Meeting, late: Sequence[int], made: Sequence[int], certainty: Certainty) -> Claim:
+    event, instead = meeting.came[made[0]].event, meeting.came[late[0]].event
+    where = f"make{'s' * (len(made) == 1)}{_in_text(scene, event)}"
+    noun = "gradient sum" if _is_gradient(scene, event) else event.op
+    fix = same_steps(scene, event)
     return Claim.about(
         meeting.came.values(),
         code="call.left-out",
@@ -148,18 +181,59 @@ def _left_out(scene: Scene, meeting: Meeting) -> Claim | None:
         message=f"{ranks_words(late)} left out the {noun} that {ranks_words(made)} {where}, "
         f"{call_words(event)}, {meeting}: it met {call_words(instead)}.{raised(meeting.came.values())}",
         shown=(meeting.came[r] for r in (*made[:2], *late[:2])),
-        certainty=Certainty.IS if known else Certainty.LIKELY,
-        fix=SAME_STEPS
-        if known
-        else f"{SAME_STEPS}; if {call_words(instead)} is one call more, make it on every member or on none",
+        certainty=certainty,
+        fix=fix
+        if certainty is Certainty.IS
+        else f"{fix}; if {call_words(instead)} is one call more, make it on every member or on none",
     )
 
 
+def _addition(
+    scene: Scene, meeting: Meeting, few: Sequence[int], others: Sequence[int], at_fault: Sequence[int] = ()
+) -> Claim:
+    """`few` make a call that `others`, no fewer, do not: one too many, or left out by the others."""
+    event, instead = meeting.came[few[0]].event, meeting.came[others[0]].event
+    return Claim.about(
+        meeting.came.values(),
+        code="call.extra",
+        kind=Kind.ORDINAL_DRIFT,
+        ranks=at_fault or few,
+        message=f"{ranks_words(few)} made {call_words(event)}{_in_text(scene, event)} as {meeting}, where "
+        f"{ranks_words(others)} made {call_words(instead)}{_in_text(scene, instead)}: one call more on "
+        f"{ranks_words(few)}, or one that {ranks_words(others)} left out.{raised(meeting.came.values())}",
+        shown=(meeting.came[r] for r in (*few[:2], *others[:2])),
+        certainty=Certainty.LIKELY,
+        fix=f"make {call_words(event)} on every member or on none, and as many steps on each",
+    )
+
+
+def same_steps(scene: Scene, event: Event) -> str:
+    """What to try where a member came to fewer of the calls that a step makes below its line."""
+    if _is_gradient(scene, event):
+        return (
+            "sum gradients as often on every rank: no_sync() on all ranks or on none, and the same number of batches "
+            "for each, or the loop in DistributedDataParallel.join()"
+        )
+    if is_unwritten(scene, event):
+        fix = "run this line as often on every rank: the same number of batches for each, and no rank's `if` around it"
+        join = "; for gradients of fewer batches there is DistributedDataParallel.join()"
+        return fix if _text(scene, event) else f"{fix}{join}"
+    return "make the call on every member, with nothing to add where there is nothing"
+
+
+def _is_gradient(scene: Scene, event: Event) -> bool:
+    return event.op == "all_reduce" and "below Python" in marks(event) and ".backward(" in _text(scene, event)
+
+
+def _in_text(scene: Scene, event: Event) -> str:
+    text = _text(scene, event)
+    return f" in `{text[:_MOST_TEXT]}`" if text and is_unwritten(scene, event) else ""
+
+
 def is_unwritten(scene: Scene, event: Event) -> bool:
-    """Whether C++ issued the call, and its line does not say so itself, as functional collectives do."""
-    if "below Python" not in marks(event):
-        return False
-    return event.op.replace("_", "") not in _text(scene, event).replace("_", "")
+    """Whether a library issued the call below a line that does not say so itself: C++, or what torch has in Python."""
+    text = _text(scene, event)
+    return bool(text or "below Python" in marks(event)) and event.op.replace("_", "") not in text.replace("_", "")
 
 
 def _text(scene: Scene, event: Event) -> str:
