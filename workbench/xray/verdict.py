@@ -16,11 +16,12 @@ import psutil
 from workbench.diagnose import Certainty, Finding, diagnose
 from workbench.observe import Frame, boot_id, find_jobs, find_lost, read_ended, read_observed
 from workbench.trace import Trace, TraceError
-from workbench.xray.frames import program_frame
+from workbench.xray.frames import program_frame, waits_for_work
 from workbench.xray.standing import Standing, find_standings, waiting_ranks
 
 SCHEMA = 1
 _IF_SLOW = "if it is only slow, use a larger --deadline, or --keep"
+_IF_IDLE = "waits for work by design, use --keep, or a larger --deadline"
 _LINE = re.compile(r"\((?P<file>[^()\s][^()]*):(?P<line>\d+)\)")
 
 
@@ -152,9 +153,18 @@ class Verdict:
         for rank in running:
             frame = program_frame(self.stacks.get(rank, ()))
             place = "outside any recorded call" if frame is None else f"at {os.path.basename(frame.file)}:{frame.line}"
-            advice = "it may only be slow" if self.ended_at_deadline_s is None else _IF_SLOW
-            lines.append(f"world rank {rank} is {place}; {advice}")
+            if self.ended_at_deadline_s is None:
+                advice = "it may only wait for work" if rank in self.idle else "it may only be slow"
+            else:
+                advice = f"if it {_IF_IDLE}" if rank in self.idle else _IF_SLOW
+            lines.append(f"world rank {rank} {'waits' if rank in self.idle else 'is'} {place}; {advice}")
         return lines
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """World ranks outside any recorded call that wait for something else than a rank, as their stacks show."""
+        running = {s.world_rank for s in self.standings if s.state == "running"}
+        return frozenset(r for r, stack in self.stacks.items() if r in running and waits_for_work(stack))
 
     def stacks_text(self) -> str:
         """The stack of every rank that gave one, from its program's start inwards."""
@@ -216,6 +226,26 @@ def _lost(job: Sequence[Path], found: Collection[tuple[int, int]]) -> str:
     ranks = find_lost(job, found)
     words = f"world rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     return f"what {words} recorded is gone from {', '.join(map(str, job))}" if ranks else ""
+
+
+def as_ended(verdict: Verdict, *, stacks: Mapping[int, tuple[Frame, ...]], deadline_s: float) -> Verdict:
+    """The same of a job that is ended at its deadline, whose ranks gave these stacks. What to try is also to wait for
+    a rank that waits for work.
+    """
+    ended = replace(verdict, stacks=stacks, ended_at_deadline_s=deadline_s)
+
+    def advised(finding: Finding) -> Finding:
+        is_doubtful = finding.certainty is Certainty.LIKELY and not finding.consequence
+        if not is_doubtful or not ended.idle.intersection(finding.ranks):
+            return finding
+        return replace(finding, fix=f"{finding.fix}; or, if who is absent {_IF_IDLE}")
+
+    jobs = tuple(
+        replace(job, findings=tuple(map(advised, job.findings))) if job.trace is verdict.trace else job
+        for job in ended.jobs
+    )
+    findings = tuple(f for job in jobs for f in job.findings) if jobs else tuple(map(advised, ended.findings))
+    return replace(ended, findings=findings, jobs=jobs)
 
 
 def as_interrupted(verdict: Verdict) -> Verdict:
