@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.observe.traced import PROGRAMS, begins, record, torchrun
+from tests.observe.traced import PROGRAMS, TORCHRUN, begins, record, torchrun
 from workbench.trace import Event
+
+WRAPPED = {
+    "communicator.py": """
+import torch.distributed as dist
+def add_up(x):
+    dist.all_reduce(x)
+    return x
+""",
+    "group.py": """
+import communicator
+def add(x):
+    return also(x)
+def also(x):
+    return communicator.add_up(x)
+""",
+    "layer.py": """
+import group, torch
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return group.add(x)
+    def twice(self, x):
+        return group.add(self(x))
+""",
+    "wrapped.py": """
+import torch, torch.distributed as dist
+from communicator import add_up
+from layer import Layer
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(Layer())
+x = torch.ones(2)
+for _ in range(2):
+    model(x)
+    model[0].twice(x)
+    add_up(x)
+    dist.all_reduce(x)
+""",
+}
+"""A communicator behind a group behind a layer, as engines have them."""
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +62,21 @@ def test_calls_that_torch_makes_for_several_lines_stand_each_at_its_own(events: 
 
 def test_a_call_made_by_a_thread_without_a_line_of_python_is_recorded(events: list[Event]) -> None:
     assert [e.site for e in events if e.op == "barrier"] == [None]
+
+
+def test_a_call_behind_wrappers_is_told_with_who_called_them(tmp_path: Path) -> None:
+    for name, text in WRAPPED.items():
+        (tmp_path / name).write_text(text)
+    trace, _ = record(tmp_path, [*TORCHRUN, "1", str(tmp_path / "wrapped.py")])
+    sums = [e.site for e in begins(trace, 0) if e.op == "all_reduce"]
+    ways = [[f"{Path(s.file).name}:{s.line}" for s in (site, *site.callers)] for site in sums if site is not None]
+    one_step = [
+        ["communicator.py:4", "group.py:6", "layer.py:5", "wrapped.py:9"],
+        ["communicator.py:4", "group.py:6", "layer.py:5", "wrapped.py:10"],
+        ["communicator.py:4", "group.py:6", "layer.py:7", "wrapped.py:10"],
+        ["communicator.py:4", "wrapped.py:11"],
+        ["wrapped.py:12"],
+    ]
+    assert ways == one_step * 2
+    assert len({site for site in sums if site is not None}) == 2, "two lines; who called them makes no difference"
+    assert str(sums[3]).count(" from ") == 1

@@ -43,13 +43,14 @@ TP = group("tp", 0, 2, 1)
         root_world_rank=st.none() | st.integers(0, 99),
         peer_world_rank=st.none() | st.integers(0, 99),
         capture=st.booleans(),
-        site=st.none() | st.just(CallSite("f", "a.py", 3)),
+        site=st.none() | st.just(CallSite("f", "a.py", 3, (CallSite("g", "b.py", 4),))),
         note=st.text(max_size=20),
         error=st.text(max_size=20),
     )
 )
 def test_an_event_survives_json(event: Event) -> None:
-    assert Event.from_json(json.loads(json.dumps(event.to_json()))) == event
+    again = Event.from_json(json.loads(json.dumps(event.to_json())))
+    assert (again, str(again)) == (event, str(event))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ def test_an_event_survives_json(event: Event) -> None:
         ({"time_ns": "soon"}, "time_ns is a whole number, found 'soon'"),
         ({"op": 3}, "op is a text, found 3"),
         ({"shape": [1, "2"]}, "shape is a list of whole numbers"),
+        ({"site": {"function": "f", "file": "a.py", "line": 3, "callers": 4}}, "callers 4; expected a list of sites"),
         ({"group": []}, r"group is an object, found \[\]"),
         ({"group": {"kind": "tp", "world_ranks": [0]}}, "label is a text, found None"),
     ],

@@ -17,7 +17,7 @@ from workbench.observe.endings import tell_exception
 from workbench.observe.groups import Known, known_group, known_groups, strange_group
 from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.works import ON_GPU, start_work
-from workbench.trace import PLAIN, ROOTED, Lane, Recorder, Token, end_after_device
+from workbench.trace import PLAIN, ROOTED, Lane, Recorder, Token, callers_key, end_after_device
 
 PEERED = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 OBJECTS = (
@@ -89,8 +89,19 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
                     line, instruction = id(frame.f_code), frame.f_lasti
                 except ValueError:  # called by C++ itself, in a thread of its own
                     frame, line, instruction = None, 0, 0
-                key = (op, state, group is None, is_async, inside, line, instruction, key_of(args, kwargs))
+                key: tuple[Any, ...] = (
+                    op,
+                    state,
+                    group is None,
+                    is_async,
+                    inside,
+                    line,
+                    instruction,
+                    key_of(args, kwargs),
+                )
                 lane = known.lane
+                if line in lane.called_from:
+                    key = (*key, callers_key(frame))
                 try:
                     head, end_head, numbers, _ = lane.known[key]
                 except (KeyError, TypeError):

@@ -21,7 +21,7 @@ from workbench.trace.flight_recorder import (
     write_flight_recorder,
 )
 from workbench.trace.jsonl import from_jsonl, to_jsonl
-from workbench.trace.lane_writer import Lane, Token
+from workbench.trace.lane_writer import Lane, Token, callers_key
 from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
 from workbench.trace.on_gpu import allow_looks_during_captures, end_after_device, end_passed_calls
 from workbench.trace.parts import Parts
@@ -65,6 +65,7 @@ __all__ = [
     "Visit",
     "align",
     "allow_looks_during_captures",
+    "callers_key",
     "capture_timeline",
     "end_after_device",
     "end_passed_calls",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -71,11 +71,14 @@ class CallSite:
     """The line that made a call: the first frame outside the recording rooms of this package and outside torch.
 
     A cell of a notebook has a file of its own, by a name that says nothing to its author: there it is "cell, line 3".
+    callers: who called that function from other files, innermost first: a few, for what stands in a wrapper. They make
+        no difference between two sites.
     """
 
     function: str
     file: str
     line: int
+    callers: tuple[CallSite, ...] = field(default=(), compare=False)
 
     @property
     def in_cell(self) -> bool:
@@ -83,6 +86,9 @@ class CallSite:
         return _CELL_FILE.fullmatch(self.file) is not None
 
     def __str__(self) -> str:
+        return " from ".join(map(CallSite._words, (self, *self.callers)))
+
+    def _words(self) -> str:
         if not self.in_cell:
             return f"{self.function} ({self.file}:{self.line})"
         return (
@@ -171,7 +177,9 @@ class Event:
         if self.capture:
             data["capture"] = True
         if self.site is not None:
-            data["site"] = {"function": self.site.function, "file": self.site.file, "line": self.site.line}
+            data["site"] = _site_fields(self.site)
+            if self.site.callers:
+                data["site"]["callers"] = [_site_fields(caller) for caller in self.site.callers]
         for name in ("note", "error"):
             if getattr(self, name):
                 data[name] = getattr(self, name)
@@ -276,4 +284,14 @@ def _object(value: Json, name: str) -> Mapping[str, Json]:
 
 
 def _site(data: Mapping[str, Json]) -> CallSite:
-    return CallSite(_text(data, "function"), _text(data, "file"), _int(data, "line"))
+    callers = data.get("callers", [])
+    if not isinstance(callers, list):
+        raise TraceError(f"callers {callers!r:.80}; expected a list of sites")
+    return CallSite(
+        *(_text(data, "function"), _text(data, "file"), _int(data, "line")),
+        callers=tuple(_site(_object(caller, "caller")) for caller in callers),
+    )
+
+
+def _site_fields(site: CallSite) -> dict[str, Json]:
+    return {"function": site.function, "file": site.file, "line": site.line}

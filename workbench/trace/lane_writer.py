@@ -35,6 +35,7 @@ class Lane:
         """Use Recorder.group."""
         self.info = info
         self.known: dict[Any, Call] = {}
+        self.called_from: set[int] = set()
         self.write: Writer = _write_nothing if file is None else file.writer(slot)
         self.latest = 0
         self._file = file
@@ -138,8 +139,9 @@ class Lane:
         """What `known` does not hold yet: describe(key, *told) gives begin's fields.
 
         key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. Where that is
-        an inner one, the caller's line is made part of the key. A key that cannot be hashed is described afresh each
-        time.
+        an inner one, the caller's line is made part of the key; where it is a function that other files call, its
+        callers are, and the id of its code is in `called_from` from then on: whoever looks up `known` adds callers_key
+        for such a frame. A key that cannot be hashed is described afresh each time.
         """
         file = self._file
         if file is None or not file.live:
@@ -153,8 +155,14 @@ class Lane:
             key = (*key, id(line.f_code), line.f_lasti)
             with contextlib.suppress(KeyError, TypeError):
                 return self.known[key]
+        above = _above(line)
+        callers = _callers(line, above, file.inner_files)
+        if callers and line is not None and line is frame and id(line.f_code) not in self.called_from:
+            self.called_from.add(id(line.f_code))
+            key = (*key, callers_key(line))
+        codes += [caller.f_code for caller in above]
         fields = describe(called, *told)
-        return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes)
+        return self._describe(key, [fields.get(name) for name in _DESCRIBED], line, codes=codes, callers=callers)
 
     @contextlib.contextmanager
     def span(self, op: str, **fields: Any) -> Iterator[None]:
@@ -175,6 +183,7 @@ class Lane:
         *,
         where: CallSite | None = None,
         codes: Sequence[CodeType] = (),
+        callers: Sequence[FrameType] = (),
     ) -> Call:
         """The parts of a call's records that repeat from call to call. `fields` begin with _DESCRIBED."""
         assert self._file is not None
@@ -183,9 +192,9 @@ class Lane:
             root_world_rank = _at(self.info.world_ranks, root_group_rank)
         elif self.info is not None and root_group_rank is None and root_world_rank in self.info.world_ranks:
             root_group_rank = self.info.world_ranks.index(root_world_rank)
-        site = None
+        site: dict[str, Any] | None = None
         if frame is not None:
-            site = {"site": [frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno]}
+            site = {"site": _place(frame)} | ({"callers": [_place(caller) for caller in callers]} if callers else {})
         elif where is not None:
             site = {"site": [where.function, where.file, where.line]}
         add = self._file.add
@@ -208,6 +217,45 @@ class Lane:
         return known
 
 
+def callers_key(frame: FrameType | None) -> tuple[int, ...]:
+    """What tells apart the ways by which `frame` was called, a few steps up."""
+    key: list[int] = []
+    above = None if frame is None else frame.f_back
+    for _ in _STEPS:
+        if above is None:
+            break
+        key += id(above.f_code), above.f_lasti
+        above = above.f_back
+    return tuple(key)
+
+
+def _above(frame: FrameType | None) -> list[FrameType]:
+    """The frames that callers_key looks at."""
+    found: list[FrameType] = []
+    for _ in _STEPS:
+        frame = None if frame is None else frame.f_back
+        found += [] if frame is None else [frame]
+    return found
+
+
+def _callers(frame: FrameType | None, above: Sequence[FrameType], inner_files: tuple[str, ...]) -> list[FrameType]:
+    """Of those above `frame`, up to where its module starts: the innermost of each file but its own."""
+    if frame is None or frame.f_code.co_name == "<module>":
+        return []
+    by_file = {frame.f_code.co_filename: frame}
+    for caller in above:
+        by_file.setdefault(caller.f_code.co_filename, caller)
+        if caller.f_code.co_name == "<module>":
+            break
+    return [c for file, c in by_file.items() if c is not frame and not file.startswith(inner_files)][:_MOST_CALLERS]
+
+
+def _place(frame: FrameType) -> list[Any]:
+    return [frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno]
+
+
+_STEPS = range(9)  # frames above a call: a wrapper or two, torch's modules between them, and what is of interest
+_MOST_CALLERS = 3
 _DESCRIBED = (
     *("op", "shape", "dtype", "path", "reduce_op", "root_group_rank", "root_world_rank"),
     *("peer_world_rank", "stride_class", "remark", "capture"),

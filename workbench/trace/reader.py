@@ -9,6 +9,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -315,8 +316,11 @@ class _Table:
                 self.slots[group] = value["slot"] if type(value.get("slot")) is int else 0
                 return group
             elif isinstance(value, dict) and isinstance(value.get("site"), list):
-                function, file, number = value["site"]
-                return CallSite(str(function), str(file), int(number))
+                site, *callers = (
+                    CallSite(str(function), str(file), int(number))
+                    for function, file, number in (value["site"], *value.get("callers", ()))
+                )
+                return replace(site, callers=tuple(callers))
         except (TraceError, ValueError, TypeError):
             pass
         return None
