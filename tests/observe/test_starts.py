@@ -44,6 +44,19 @@ def test_ranks_whose_environment_was_replaced_record(tmp_path: Path) -> None:
     assert trace.world_ranks == (0, 1)
 
 
+@pytest.mark.parametrize("change", ["os.environ['PYTHONPATH'] = '/x'", "os.environ.clear()"])
+def test_ranks_below_a_program_that_changes_its_own_environment_record(tmp_path: Path, change: str) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    rank = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.destroy_process_group()"
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        f"import os, subprocess, sys\n{change}\nos.environ.update({variables})\n"
+        f'subprocess.run([sys.executable, "-c", "{rank}"], check=True)\n'
+    )
+    trace, _ = record(tmp_path, [sys.executable, str(parent)])
+    assert [e.op for e in begins(trace, 0) if e.op != "store_wait"] == ["init_process_group", "destroy_process_group"]
+
+
 def test_a_process_that_uses_no_torch_loads_none_and_leaves_nothing(tmp_path: Path) -> None:
     code = "import sys, subprocess; print([m for m in ('torch', 'numpy', 'psutil', 'click') if m in sys.modules])"
     done = subprocess.run(

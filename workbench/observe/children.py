@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from workbench.observe.environment import DIRECTORY, recorded_environment
+from workbench.observe.environment import is_recorded, recorded_environment
 
 EXITS = "exits.jsonl"
 
@@ -44,7 +44,7 @@ def _install_popen(popen_class: Any) -> None:
             args = (*args[:_ENV_AT], _complete(args[_ENV_AT]), *args[_ENV_AT + 1 :])
         elif kwargs.get("env") is not None:
             kwargs["env"] = _complete(kwargs["env"])
-        elif DIRECTORY not in os.environ and len(args) <= _ENV_AT:
+        elif not is_recorded(os.environ) and len(args) <= _ENV_AT:
             kwargs["env"] = _complete(os.environ)
         start(popen, *args, **kwargs)
 

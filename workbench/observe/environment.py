@@ -21,6 +21,11 @@ def recorded_environment(environ: Mapping[str, str], directory: str) -> dict[str
     return {**environ, DIRECTORY: directory, "PYTHONPATH": os.pathsep.join([_STARTUP, *path])}
 
 
+def is_recorded(environ: Mapping[str, str]) -> bool:
+    """Whether a Python process of this environment records itself."""
+    return bool(environ.get(DIRECTORY)) and _STARTUP in environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
 def claim_rank(environ: dict[str, str] | os._Environ[str]) -> int | None:
     """The world rank of this process where a launcher gave it one; None for a helper that inherited a rank's RANK."""
     text = environ.get("RANK", "")
