@@ -185,6 +185,24 @@ def test_a_mismatch_of_one_line_does_not_follow_from_it() -> None:
     assert (Kind.SHAPE_MISMATCH, (2, 3), "is", False) in _said(_stage_without_a_recv(11))
 
 
+def test_a_difference_stands_before_a_later_call_of_the_same_group_that_a_rank_left_out_too() -> None:
+    """Two buckets of gradients, of which the first met another call."""
+    text = "def main():\n    for batch in batches:\n        loss(batch).backward()\n    all_gather_object(x)\n"
+    made = Made(2)
+    for _ in range(4):
+        for rank in (0, 1):
+            made.call(rank, "all_reduce", PAIR, site=site(3), note="async; below Python")
+    for _ in range(2):
+        made.begin(0, "all_reduce", PAIR, site=site(3), note="async; below Python")
+    made.begin(1, "all_gather_object", PAIR, site=site(4))
+    first, second = _judge(made, text)
+    assert first.message.startswith("world rank 1 left out the gradient sum that world rank 0 makes")
+    assert _said([first, second]) == [
+        (Kind.MISSING_CALL, (1,), "is", False),
+        (Kind.MISSING_CALL, (1,), "likely", True),
+    ]
+
+
 def _message(sent: list[tuple[int, ...]], taken: list[tuple[int, ...]], *, ended: bool, dtype: str = "float32") -> Made:
     made = Made(2)
     for shape in sent:

@@ -13,6 +13,7 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from workbench.diagnose.claim import NEVER, Claim, Weight
 from workbench.diagnose.finding import Certainty, Finding
 from workbench.diagnose.log_lines import explain_log_line
+from workbench.diagnose.program_order import group_key
 from workbench.diagnose.rules.absent import TIMED_OUT
 from workbench.diagnose.rules.order import line
 from workbench.diagnose.scene import RankStory, Scene, is_async, marks
@@ -68,8 +69,9 @@ def _led_astray(scene: Scene, claims: Sequence[Claim]) -> Iterator[int]:
     if not new:
         return
     new += [c for c in claims if c.weight is Weight.SYMPTOM and _is(c, "absent.")]
+    earlier = set(_earlier(claims))
     absences = {
-        i: c for i, c in enumerate(claims) if c.weight is Weight.CAUSE and _is(c, "absent.") and not _is_earlier(c)
+        i: c for i, c in enumerate(claims) if c.weight is Weight.CAUSE and _is(c, "absent.") and i not in earlier
     }
     held: set[int] = set()
     while new:
@@ -82,18 +84,26 @@ def _led_astray(scene: Scene, claims: Sequence[Claim]) -> Iterator[int]:
 def _out_of_step(scene: Scene, claims: Sequence[Claim]) -> Iterator[int]:
     """Numbers of the claims about a call that met that of another line, on ranks that left one out before."""
     earlier: dict[int, int] = {}  # by world rank: the call before which it left one out
-    for claim in claims:
-        if claim.weight is Weight.CAUSE and _is(claim, "absent.") and _is_earlier(claim):
-            earlier |= {r: claim.places[r] for r in claim.finding.ranks}
+    for number in _earlier(claims):
+        earlier |= {r: claims[number].places[r] for r in claims[number].finding.ranks}
     for number, claim in enumerate(claims):
         is_late = any(rank in earlier and place >= earlier[rank] for rank, place in claim.places.items())
         if is_late and claim.weight is Weight.CAUSE and _is(claim, "call.", "order.") and _lines_differ(scene, claim):
             yield number
 
 
-def _is_earlier(absence: Claim) -> bool:
-    """Whether it is known before which call the absent ranks left one out."""
-    return all(absence.places.get(r, NEVER) < NEVER for r in absence.finding.ranks)
+def _earlier(claims: Sequence[Claim]) -> Iterator[int]:
+    """Numbers of the absences of which it is known before which call the absent ranks left one out.
+
+    Not those of a group whose members met in different calls before: there the difference is the earlier.
+    """
+    differing = {group_key(c.finding.group) for c in claims if _is(c, "call.", "order.")}
+    for number, claim in enumerate(claims):
+        is_sequel = group_key(claim.finding.group) in differing and not _is(claim, "absent.peer")
+        if claim.weight is not Weight.CAUSE or not _is(claim, "absent.") or is_sequel:
+            continue
+        if all(claim.places.get(r, NEVER) < NEVER for r in claim.finding.ranks):
+            yield number
 
 
 def _lines_differ(scene: Scene, claim: Claim) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, takewhile
 
-from workbench.trace import CallSite, Event, RankCall
+from workbench.trace import CallSite, Event, GroupInfo, RankCall
 
 _MOST_LINES = 50_000
 _MOST_PAST = 2048  # calls of a rank in which its habit is looked for
@@ -119,14 +119,14 @@ def _after_last(counted: Sequence[bool], marks: Sequence[bool]) -> Sequence[bool
     return counted[last + 1 :]
 
 
-def group_key(event: Event) -> object:
+def group_key(group: GroupInfo | None) -> object:
     """What tells groups of one rank apart, and is alike on all members."""
-    return None if event.group is None else (event.group.world_ranks, event.group.label)
+    return None if group is None else (group.world_ranks, group.label)
 
 
 def _key(event: Event) -> object:
     line = None if event.site is None else (event.site.file, event.site.line)
-    return event.op, group_key(event), line, event.peer_world_rank
+    return event.op, group_key(event.group), line, event.peer_world_rank
 
 
 def _text(source: Source, file: str) -> str:

@@ -293,7 +293,7 @@ def _lacked(scene: Scene, call: RankCall, world_rank: int) -> Lacked:
 
 
 def _same_call(event: Event, other: Event) -> bool:
-    return event.op == other.op and event.site == other.site and group_key(event) == group_key(other)
+    return event.op == other.op and event.site == other.site and group_key(event.group) == group_key(other.group)
 
 
 def _victims(waits: Mapping[int, tuple[RankCall, tuple[int, ...]]], circle: Sequence[int]) -> set[int]:
@@ -313,7 +313,7 @@ def _most_wait_for(
         return set()
     waited_for: dict[tuple[object, tuple[int, ...]], int] = Counter()
     for call, blamed in waits.values():
-        waited_for[group_key(call.event), blamed] += 1
+        waited_for[group_key(call.event.group), blamed] += 1
     most = {blamed for (_, blamed), number in waited_for.items() if number > len(blamed)}
     return {r for r in circle if any(r in blamed for blamed in most)}
 

@@ -34,9 +34,9 @@ def find_unequal_messages(scene: Scene) -> Iterator[Claim]:
             if event.op == "recv" and event.peer_world_rank is None:
                 takes_any.add(rank)
             elif event.op == "send" and event.peer_world_rank is not None:
-                sends[group_key(event), rank, event.peer_world_rank].append(call)
+                sends[group_key(event.group), rank, event.peer_world_rank].append(call)
             elif event.op == "recv" and event.peer_world_rank is not None:
-                recvs[group_key(event), event.peer_world_rank, rank].append(call)
+                recvs[group_key(event.group), event.peer_world_rank, rank].append(call)
     for way in sends.keys() & recvs.keys():
         _, *ends = way
         if takes_any.isdisjoint(ends) and all(scene.ranks[r].trace.drops.complete for r in ends):
