@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,33 @@ if dist.get_rank() == 1:  # as if the ranks had made different numbers of groups
     c10d._world.pg_map[world] = (backend, dist.PrefixStore("another", store))
 dist.new_group([0, 1])
 """
+
+EACH_ITS_OWN_PORT = """
+import multiprocessing, socket, torch.distributed as dist
+def rank(r):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=r, world_size=2)
+if __name__ == "__main__":
+    processes = [multiprocessing.get_context("spawn").Process(target=rank, args=(r,)) for r in range(2)]
+    [p.start() for p in processes]
+    [p.join() for p in processes]
+"""
+
+
+@pytest.mark.timeout(200)
+def test_ranks_without_a_launcher_that_choose_a_port_each_are_told_as_one_fault(tmp_path: Path) -> None:
+    program = tmp_path / "each_its_own_port.py"
+    program.write_text(EACH_ITS_OWN_PORT)
+    traced = workbench_trace(tmp_path, [sys.executable, str(program)], deadline_s=4)
+    assert traced.status == 3, traced.stderr
+    found = {f["job"]: f for f in traced.document["findings"]}
+    assert {f["kind"] for f in found.values()} == {"rendezvous-partial"}
+    assert {f["ranks"][0] for f in found.values()} == {0, 1}
+    for finding in found.values():
+        assert "They look for each other at different places" in finding["message"]
+        assert "the same port" in finding["fix"]
 
 
 @pytest.mark.timeout(200)

@@ -187,6 +187,7 @@ def judge(*directories: str | os.PathLike[str], deadline_s: float | None = None,
     verdicts = tuple(_judge_job(directories, job, deadline_s, running) for job in find_jobs(directories))
     if len(verdicts) == 1:
         return verdicts[0]
+    verdicts = tuple(replace(v, findings=tuple(_told_elsewhere(f, v, verdicts) for f in v.findings)) for v in verdicts)
     faulty = [v for v in verdicts if v.findings]
     shown = next((v for v in faulty if v.waiting), (faulty or verdicts[-1:])[0])
     lost = "; ".join(dict.fromkeys(v.lost for v in verdicts if v.lost))
@@ -219,6 +220,36 @@ def _judge_job(
     stopped = stopped_ranks(trace) if running else frozenset[int]()
     verdict = judge_trace(trace, now_ns=now_ns, deadline_s=deadline_s, dead=dead_ranks(trace), stopped=stopped)
     return verdict if running else replace(verdict, lost="; ".join(text for _, text in trace.unreadable))
+
+
+def _told_elsewhere(finding: Finding, own: Verdict, verdicts: Sequence[Verdict]) -> Finding:
+    """The finding; if the ranks that are absent from one job's beginning wait for its ranks in another's, with that."""
+    if finding.code != "absent.rendezvous" or own.trace is None:
+        return finding
+    elsewhere: dict[int, str] = {}
+    for number, other in enumerate(verdicts, start=1):
+        if other is own or other.trace is None:
+            continue
+        awaited = {r for f in other.findings if f.code == finding.code for r in f.ranks}
+        if awaited & set(own.trace.world_ranks):
+            elsewhere |= {r: f"world rank {r} {_meets(other.trace, r)} (job {number})" for r in other.trace.world_ranks}
+    if not set(elsewhere) >= set(finding.ranks) or not elsewhere.keys().isdisjoint(own.trace.world_ranks):
+        return finding
+    places = [f"world rank {r} {_meets(own.trace, r)}" for r in own.trace.world_ranks]
+    places += [elsewhere[r] for r in finding.ranks]
+    return replace(
+        finding,
+        message=f"{finding.message} They look for each other at different places, and so make jobs of their own: "
+        f"{'; '.join(places[:8])}.",
+        fix="give every rank the same port, prefix or file: whoever starts the ranks chooses it, once for all",
+    )
+
+
+def _meets(trace: Trace, world_rank: int) -> str:
+    """Where the rank looked for the others last, in the words of its call."""
+    notes = [e.note for e in trace.events if e.world_rank == world_rank and e.op == "init_process_group" and e.note]
+    words = notes[-1].split("; ") if notes else []
+    return next((w for w in words if w.startswith("meets at ")), "meets nobody")
 
 
 def _lost(job: Sequence[Path], found: Collection[tuple[int, int]]) -> str:
