@@ -100,6 +100,15 @@ def test_the_exception_of_the_absent_rank_comes_first() -> None:
     findings = diagnose(made.trace())
     assert [(f.kind, f.ranks) for f in findings] == [(Kind.PEER_EXCEPTION, (1,)), (Kind.RENDEZVOUS_PARTIAL, (1,))]
     assert findings[0].message == "world rank 1 raised ValueError: no such file in load (train.py:44)."
+    assert findings[0].fix == "repair what this rank ran into; the other ranks waited for it"
+
+
+def test_where_every_rank_raised_nobody_is_said_to_have_waited() -> None:
+    made = Made(2)
+    for rank in range(2):
+        made.instant(rank, "exception", error=f"ValueError: no such file: shard-{rank}", site=site(44, "load"))
+    made.exit(0, 1, status=1)
+    assert {f.fix for f in diagnose(made.trace())} == {"repair what the ranks ran into; none was left to wait"}
 
 
 def test_an_exception_that_the_program_caught_is_no_finding() -> None:

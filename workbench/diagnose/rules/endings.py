@@ -45,8 +45,9 @@ def rule(scene: Scene) -> Iterator[Claim]:
             yield _death(story, story.exit.time_ns, (str(story.exit),))
         elif story.exit is None and story.world_rank in scene.dead:
             yield _death(story, story.last_ns, ())
+    did_raise = {e.world_rank for events in raised.values() for e in events}
     for (_, _, by_call), events in raised.items():
-        yield _exception(events, by_call)
+        yield _exception(events, by_call, others_wait=not did_raise.issuperset(scene.ranks))
 
 
 def _died(scene: Scene, story: RankStory) -> bool:
@@ -62,7 +63,7 @@ def _belongs_to_a_call(story: RankStory, event: Event) -> bool:
     return any(c.end is not None and c.end.error == event.error for c in (*story.calls[-4:], *story.inner[-4:]))
 
 
-def _exception(events: list[Event], by_call: bool) -> Claim:
+def _exception(events: list[Event], by_call: bool, *, others_wait: bool) -> Claim:
     first = events[0]
     ranks = tuple(sorted({e.world_rank for e in events}))
     known = explain_log_line(first.error)
@@ -79,7 +80,11 @@ def _exception(events: list[Event], by_call: bool) -> Claim:
         message=f"{ranks_words(ranks)} raised {error_words(first.error)}{where}.{meaning}",
         evidence=tuple(str(replace(e, error=e.error.partition(":")[0])) for e in events[:8]),
         certainty=Certainty.IS if told or not by_call else Certainty.LIKELY,
-        fix=known.fix if known is not None else "repair what this rank ran into; the other ranks waited for it",
+        fix=known.fix
+        if known is not None
+        else "repair what this rank ran into; the other ranks waited for it"
+        if others_wait
+        else "repair what the ranks ran into; none was left to wait",
     )
     weight = Weight.ALONE if by_call and not told else Weight.CAUSE
     return Claim(finding, first.time_ns, weight, places={e.world_rank: e.ordinal for e in events})
