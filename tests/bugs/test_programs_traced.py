@@ -37,6 +37,7 @@ def _trace(name: str, num_ranks: int, directory: Path, *arguments: str) -> tuple
     document = directory / "verdict.json"
     command = [sys.executable, "-m", "workbench", "trace", "--deadline", "4", "--out", str(directory / "out")]
     command += ["--json", str(document), "--", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--monitor-interval", "1"]  # on a busy machine: ranks that raise alike all come to it
     command += ["--nproc-per-node", str(num_ranks), str(PROGRAMS / f"{name}.py"), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env=environment)
