@@ -20,4 +20,4 @@ torch.set_num_threads(1)
 @pytest.hookimpl(optionalhook=True)  # also where xdist is not installed
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`-n auto`: ranks wait more than they compute. One worker where there are GPUs: tests measure their memory."""
-    return 1 if torch.cuda.is_available() else min(8, (os.cpu_count() or 1) + 1)
+    return 1 if torch.cuda.is_available() else min(4, len(os.sched_getaffinity(0)) + 1)
