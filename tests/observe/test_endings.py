@@ -81,9 +81,17 @@ def test_a_rank_that_its_parent_ends_while_another_needs_it_is_told(tmp_path: Pa
     assert "was ended by SIGTERM (15), which its parent sent" in traced.document["findings"][0]["message"]
 
 
+def test_a_rank_that_was_gone_before_its_parent_signalled_it_was_not_ended_by_its_parent(tmp_path: Path) -> None:
+    traced = workbench_trace(tmp_path, [sys.executable, str(PROGRAMS / "workers.py"), "fork", "killed"])
+    first = traced.document["findings"][0]
+    assert (first["kind"], first["ranks"]) == ("peer-dead", [1]), traced.stderr
+    assert "was ended by SIGKILL (9)" in first["message"]
+    assert "parent" not in first["message"]
+
+
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 def test_what_a_child_of_multiprocessing_raises_is_told_and_not_that_it_exits(tmp_path: Path, start: str) -> None:
     traced = workbench_trace(tmp_path, [sys.executable, str(PROGRAMS / "workers.py"), start, "raise"])
     first = traced.document["findings"][0]
     assert (first["kind"], first["ranks"]) == ("peer-exception", [1])
-    assert re.search(r"raised ValueError: bad weights in load \(\S+workers\.py:18\)", first["message"])
+    assert re.search(r"raised ValueError: bad weights in load \(\S+workers\.py:20\)", first["message"])

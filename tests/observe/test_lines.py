@@ -15,6 +15,8 @@ import torch.distributed as dist
 def add_up(x):
     dist.all_reduce(x)
     return x
+def tell(box):
+    dist.broadcast_object_list(box, src=0)
 """,
     "group.py": """
 import communicator
@@ -33,7 +35,7 @@ class Layer(torch.nn.Module):
 """,
     "wrapped.py": """
 import torch, torch.distributed as dist
-from communicator import add_up
+from communicator import add_up, tell
 from layer import Layer
 dist.init_process_group("gloo")
 model = torch.nn.Sequential(Layer())
@@ -43,6 +45,8 @@ for _ in range(2):
     model[0].twice(x)
     add_up(x)
     dist.all_reduce(x)
+    tell([1])
+    tell([2])
 """,
 }
 """A communicator behind a group behind a layer, as engines have them."""
@@ -79,4 +83,7 @@ def test_a_call_behind_wrappers_is_told_with_who_called_them(tmp_path: Path) -> 
     ]
     assert ways == one_step * 2
     assert len({site for site in sums if site is not None}) == 2, "two lines; who called them makes no difference"
+    inner = [e.site for e in begins(trace, 0) if "inside broadcast_object_list" in e.note]
+    lines = [caller.line for site in inner if site is not None for caller in site.callers]
+    assert lines == [13, 13, 14, 14] * 2, "the steps of an object collective have the same callers"
     assert str(sums[3]).count(" from ") == 1

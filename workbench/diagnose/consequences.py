@@ -16,19 +16,18 @@ from workbench.diagnose.log_lines import explain_log_line
 from workbench.diagnose.program_order import group_key
 from workbench.diagnose.rules.absent import TIMED_OUT
 from workbench.diagnose.rules.order import line
-from workbench.diagnose.scene import RankStory, Scene, is_async, marks
+from workbench.diagnose.scene import UNSEEN, RankStory, Scene, is_async, marks
 from workbench.trace import RankCall
 
 _OWN_SIGNALS = (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV)  # what a process runs into; others come from outside
-_UNSEEN = {"below Python", "on the GPU"}
 
 
 def find_consequences(scene: Scene, claims: Sequence[Claim]) -> list[Claim]:
     """The claims; those that follow from another one as symptoms. One that they follow from stays as it is.
 
     These follow: an absence of ranks that all stand in calls that other claims are about; a call that met that of
-    another line, on a rank that left one out before; an exception or a death in
-    such a call; a lost connection where anything else went wrong.
+    another line, on a rank that left one out before; an exception or a death in such a call; a lost connection where
+    anything else went wrong.
     """
     led = set(_led_astray(scene, claims)) | set(_out_of_step(scene, claims))
     causes = [c for i, c in enumerate(claims) if c.weight is Weight.CAUSE and not _is(c, "ending.") and i not in led]
@@ -118,7 +117,7 @@ def _stands_in(scene: Scene, world_rank: int) -> Iterable[RankCall]:
     if story is None or (inside is not None and inside.event.op != "wait"):
         return () if inside is None else (inside,)
     left = [c for c in story.calls if c.end is None and is_async(c)]
-    return left if inside is not None else [c for c in left if not _UNSEEN.isdisjoint(marks(c.event))]
+    return left if inside is not None else [c for c in left if not UNSEEN.isdisjoint(marks(c.event))]
 
 
 def _concerns(claim: Claim, call: RankCall) -> bool:

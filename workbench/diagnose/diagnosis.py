@@ -17,6 +17,7 @@ from workbench.diagnose.rules import (
     captures,
     endings,
     intent,
+    messages,
     order,
     plans,
     roots,
@@ -32,7 +33,8 @@ from workbench.trace import Trace
 
 RULES: tuple[Rule, ...] = (
     *(plans.rule, stores.rule, intent.rule, roots.rule, captures.rule, workspaces.rule),
-    *(signatures.rule, order.rule, absent.rule, endings.rule, stopped.rule, stalled.rule, beginnings.rule),
+    *(signatures.rule, messages.rule, order.rule, absent.rule, endings.rule),
+    *(stopped.rule, stalled.rule, beginnings.rule),
 )
 """Of claims about one call, an earlier rule's comes first."""
 

@@ -25,6 +25,9 @@ EXCHANGES = frozenset(
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture_door", "capture", "capture_warm_up", "replay"}
+UNSEEN = frozenset({"below Python", "on the GPU"})
+"""Remarks of calls whose wait nobody sees: while they have not ended, the call itself counts as one."""
+
 POLITE = (-1, -2, -15)  # signals by which a launcher or a person ends ranks that are alive
 _KILL, _KILL_AFTER_NS = -9, 5_000_000_000  # launchers kill who did not heed those for a long while; others kill at once
 
@@ -306,7 +309,7 @@ class Scene:
         story = self.ranks[call.event.world_rank]
         if call.event.world_rank in self.shut_down:
             return False
-        if is_async(call) and not {"below Python", "on the GPU"}.isdisjoint(marks(call.begin)):
+        if is_async(call) and not UNSEEN.isdisjoint(marks(call.begin)):
             return story.exit is None or self.was_ended(story.world_rank)
         if is_async(call) and story.awaits_future:
             return True

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.observe.declared import declare
     from workbench.observe.ended import Ended, boot_id, mark_ended, mark_status, read_ended
-    from workbench.observe.environment import recorded_environment
+    from workbench.observe.environment import DIRECTORY, STARTUP, recorded_environment
     from workbench.observe.jobs import find_jobs, find_lost, read_run_id
     from workbench.observe.observed import read_observed
     from workbench.observe.stacks import Frame, dump_stacks
 
 __all__ = [
+    "DIRECTORY",
+    "STARTUP",
     "Ended",
     "Frame",
     "boot_id",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DIRECTORY": "environment",
+    "STARTUP": "environment",
     "Ended": "ended",
     "boot_id": "ended",
     "mark_ended": "ended",

@@ -1,7 +1,7 @@
 """Processes that a recorded program starts: they record themselves too, and their ends are noted.
 
 An environment that a program puts together for a child is completed. A child that was ended by a signal says nothing
-itself: whoever waits for it notes its status, in `exits.jsonl` beside the traces, and whether the signal was its own.
+itself: whoever waits for it notes its status, in `exits.jsonl` beside the traces, and whether it had sent the signal.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _install_fork(popen_class: Any) -> None:
 def _noting_signal(send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def noting(popen: Any, number: int) -> Any:
-        if popen.returncode is None:
+        if popen.poll() is None:  # what ended by itself, and was not looked at yet, is not ended by this signal
             _sent[popen.pid] = int(number), time.monotonic_ns()
         return send(popen, number)
 

@@ -12,18 +12,18 @@ DIRECTORY = "WORKBENCH_OBSERVE"
 RANK_OWNER = "WORKBENCH_OBSERVE_RANK"
 """`<RANK>:<pid>` of the process that is this rank: its helpers inherit RANK too, and are not it."""
 
-_STARTUP = str(Path(__file__).parent / "startup")
+STARTUP = str(Path(__file__).parent / "startup")
 
 
 def recorded_environment(environ: Mapping[str, str], directory: str) -> dict[str, str]:
     """`environ` with what a Python process needs to record into `directory`. Again is fine."""
-    path = [p for p in environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != _STARTUP]
-    return {**environ, DIRECTORY: directory, "PYTHONPATH": os.pathsep.join([_STARTUP, *path])}
+    path = [p for p in environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != STARTUP]
+    return {**environ, DIRECTORY: directory, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}
 
 
 def is_recorded(environ: Mapping[str, str]) -> bool:
     """Whether a Python process of this environment records itself."""
-    return bool(environ.get(DIRECTORY)) and _STARTUP in environ.get("PYTHONPATH", "").split(os.pathsep)
+    return bool(environ.get(DIRECTORY)) and STARTUP in environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 def claim_rank(environ: dict[str, str] | os._Environ[str]) -> int | None:

@@ -139,9 +139,9 @@ class Lane:
         """What `known` does not hold yet: describe(key, *told) gives begin's fields.
 
         key: whatever the fields depend on, and the instruction of `frame`, where to look for the caller. Where that is
-        an inner one, the caller's line is made part of the key; where it is a function that other files call, its
-        callers are, and the id of its code is in `called_from` from then on: whoever looks up `known` adds callers_key
-        for such a frame. A key that cannot be hashed is described afresh each time.
+        an inner one, the caller's line and its callers are made part of the key; where it is a function that other
+        files call, its callers are, and the id of its code is in `called_from` from then on: whoever looks up `known`
+        adds callers_key for such a frame. A key that cannot be hashed is described afresh each time.
         """
         file = self._file
         if file is None or not file.live:
@@ -152,12 +152,12 @@ class Lane:
             line = line.f_back
         if line is not None and line is not frame:
             codes.append(line.f_code)
-            key = (*key, id(line.f_code), line.f_lasti)
+            key = (*key, id(line.f_code), line.f_lasti, callers_key(line))
             with contextlib.suppress(KeyError, TypeError):
                 return self.known[key]
         above = _above(line)
         callers = _callers(line, above, file.inner_files)
-        if callers and line is not None and line is frame and id(line.f_code) not in self.called_from:
+        if callers and line is frame and line is not None and id(line.f_code) not in self.called_from:
             self.called_from.add(id(line.f_code))
             key = (*key, callers_key(line))
         codes += [caller.f_code for caller in above]

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from workbench.observe import recorded_environment
+from workbench.observe import DIRECTORY, STARTUP
 
 _EVERY_S = 3.0
 _OLD_S = 5.0  # helpers of a launch script are gone by then
-_OURS = recorded_environment({}, "")["PYTHONPATH"]
-_DIRECTORY = "WORKBENCH_OBSERVE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +90,12 @@ def why_unrecorded(arguments: Sequence[str], environ: Mapping[str, str]) -> Reas
             fix=f"start it without -{ignoring[0]}",
         )
     path = environ.get("PYTHONPATH", "").split(os.pathsep)
-    if _OURS not in path:
-        if _DIRECTORY not in environ:
+    if STARTUP not in path:
+        if DIRECTORY not in environ:
             return Reason(
                 says=f"the environment that `workbench trace` gave was taken from it (env -i, sudo, srun --export): "
-                f"{_DIRECTORY} and PYTHONPATH are not in it",
-                fix=f"pass {_DIRECTORY} and PYTHONPATH on",
+                f"{DIRECTORY} and PYTHONPATH are not in it",
+                fix=f"pass {DIRECTORY} and PYTHONPATH on",
             )
         own = os.pathsep.join(filter(None, path))
         return Reason(
@@ -105,9 +103,9 @@ def why_unrecorded(arguments: Sequence[str], environ: Mapping[str, str]) -> Reas
             f"there",
             fix=f"export PYTHONPATH={own}${{PYTHONPATH:+:$PYTHONPATH}}" if own else "leave PYTHONPATH as it is",
         )
-    if not environ.get(_DIRECTORY):
-        return Reason(says=f"{_DIRECTORY} is not in its environment", fix=f"pass {_DIRECTORY} on")
-    before = path[: path.index(_OURS)]
+    if not environ.get(DIRECTORY):
+        return Reason(says=f"{DIRECTORY} is not in its environment", fix=f"pass {DIRECTORY} on")
+    before = path[: path.index(STARTUP)]
     shadow = next((p for p in before if os.path.isfile(os.path.join(p, "sitecustomize.py"))), None)
     if shadow is not None:
         return Reason(

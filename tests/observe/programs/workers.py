@@ -4,10 +4,12 @@ wait        one waits for work, the other for it; the parent ends them, and goes
 daemon      the same, and the interpreter ends them
 raise       rank 1 raises between two calls
 too_early   the parent ends rank 1 while rank 0 needs it, and takes no notice of how rank 0 ends
+killed      somebody else kills rank 1; the parent notices, and sends the same signal to what is gone already
 """
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -27,7 +29,7 @@ def work(rank, directory, how):
     if how == "raise":
         load(rank)
     open(os.path.join(directory, f"up{rank}"), "x").close()
-    if rank == {"wait": 0, "daemon": 0, "too_early": 1}.get(how):
+    if rank == {"wait": 0, "daemon": 0, "too_early": 1, "killed": 1}.get(how):
         time.sleep(600)
     dist.all_reduce(torch.ones(2))
 
@@ -49,6 +51,11 @@ def main():
         if how == "wait":
             for rank in ranks:
                 rank.terminate()
+        if how == "killed":
+            os.kill(ranks[1].pid, signal.SIGKILL)
+            time.sleep(0.5)
+            ranks[1].kill()
+            ranks[0].join()
         if how == "too_early":
             ranks[1].terminate()
             ranks[0].join()

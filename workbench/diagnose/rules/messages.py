@@ -23,7 +23,7 @@ from workbench.diagnose.words import call_words, raised
 from workbench.trace import Event, RankCall
 
 
-def find_unequal_messages(scene: Scene) -> Iterator[Claim]:
+def rule(scene: Scene) -> Iterator[Claim]:
     """Of each sender, receiver and group the first message that its recv does not fit."""
     sends: dict[tuple[object, int, int], list[RankCall]] = defaultdict(list)
     recvs: dict[tuple[object, int, int], list[RankCall]] = defaultdict(list)

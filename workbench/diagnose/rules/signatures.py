@@ -20,7 +20,6 @@ from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.parties import at_fault, parties, parties_words
 from workbench.diagnose.program_order import Lacked, usual_call, was_made, went_past
-from workbench.diagnose.rules.messages import find_unequal_messages
 from workbench.diagnose.rules.order import explain_difference, line
 from workbench.diagnose.rules.parts import find_unequal_parts
 from workbench.diagnose.scene import Meeting, Scene, marks
@@ -81,7 +80,6 @@ def rule(scene: Scene) -> Iterator[Claim]:
             if claim is not None:
                 yield claim
                 break
-    yield from find_unequal_messages(scene)
 
 
 def _disagreement(scene: Scene, meetings: Sequence[Meeting], place: int) -> Claim | None:
