@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.observe.test_starts import free_port
+from tests.ports import free_port
 from tests.observe.traced import begins, record
 
 FORKS = """

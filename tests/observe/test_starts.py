@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.observe.traced import PROGRAMS, begins, environment, record, results, workbench_trace
+from tests.ports import free_port
 from workbench.observe import recorded_environment
-
-
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

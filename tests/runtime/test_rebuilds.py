@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.forked import run_outcomes, run_ranks
+from tests.ports import free_port
 from tests.runtime.layouts import HIDDEN, fused_powers
 from workbench.errors import (
     CallFailedError,
@@ -134,9 +134,7 @@ def test_an_error_after_the_groups_of_a_first_opening_is_told_as_it_is(monkeypat
 def test_a_death_of_the_rank_that_holds_the_store_is_told_as_its_death(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def die(*_: Any, **__: Any) -> None:
         os._exit(7)
@@ -161,7 +159,7 @@ def test_a_death_of_the_rank_that_holds_the_store_is_told_as_its_death(
             s.gather_object(rank, group="pp")  # without the dead one, and without the store
 
     def body(rank: int) -> tuple[str, tuple[int, ...]]:
-        monkeypatch.setenv("MASTER_PORT", str(port))
+        monkeypatch.setenv("MASTER_PORT", port)
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
         with pytest.raises(PeerDeadError) as e:
             step(rank)

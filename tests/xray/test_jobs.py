@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.observe.test_starts import free_port
+from tests.ports import free_port
 from tests.observe.traced import PROGRAMS, Traced, workbench_diagnose, workbench_trace
 
 FINE, FAULTY = {"verdict": "ok", "world_size": 2}, {"verdict": "defect", "world_size": 2}

@@ -3,7 +3,7 @@
 
 All its files are readable by this user alone. OWNER is the mark of the process that it must not outlive; with --keep it
 may, once the cluster has come up: nobody could find one whose start was broken off. It clears the whole directory away
-when it ends.
+when it ends after its owner; an owner that lives reads the log there first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from workbench.launch.directory import CLUSTER_ID, has_record
 from workbench.launch.open_files import take_open_files
 from workbench.launch.orphans import die_with_parent, end_with
 from workbench.launch.packing import pack
+from workbench.launch.ports import reserve_ports
+from workbench.launch.survivors import mark_lives
+
+_PORTS = 18  # as many as ipyparallel 9 takes
 
 
 def main() -> None:
@@ -31,6 +35,7 @@ def main() -> None:
     kept = "--keep" in options
     end_with(owner, unless=lambda: kept and has_record(Path(directory)))
     os.register_at_fork(after_in_child=die_with_parent)  # the heart monitor is a forked child
+    ports = reserve_ports(_PORTS)
     try:
         IPController.launch_instance(
             [
@@ -46,10 +51,14 @@ def main() -> None:
                 # process: a machine that is merely busy must not lose its ranks.
                 *("--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=1000000000"),
             ],
-            config=Config(Session={"key": secrets.token_hex(32).encode()}),  # else it takes encryption for enough
+            config=Config(
+                Session={"key": secrets.token_hex(32).encode()},  # else it takes encryption for enough
+                IPController={"ports": [held.getsockname()[1] for held in ports]},
+            ),
         )
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        if not mark_lives(owner) or (kept and has_record(Path(directory))):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from workbench.launch.survivors import mark_lives
 
 _START_S = 120.0
 _CONNECT_S = 10.0
+_LOOK_S = 1.0
 _MOST_SOURCES = 500
 
 
@@ -70,17 +71,29 @@ class Engines:
         return self._sources
 
     def await_all(self, num_ranks: int, *, log: str, why_ended: Callable[[], str]) -> None:
-        """Return once every rank is registered under its own number. Raises: ResourceError if the agent ends before."""
+        """Return once every rank is registered under its own number.
+
+        Raises: ResourceError if the agent ends before, or the controller cannot take up ranks.
+        """
         wanted = list(range(num_ranks))
         deadline = time.monotonic() + _START_S
+        look_at = time.monotonic()
         while sorted(self.client.ids) != wanted:
             if not mark_lives(self._processes.agent):
                 raise ResourceError(f"the ranks did not come up: {why_ended()}")
+            if time.monotonic() > look_at:  # not every time: it reads the state of every process of this host
+                look_at = time.monotonic() + _LOOK_S
+                self._check_controller()
             if time.monotonic() > deadline:
                 missing = sorted(set(wanted) - set(self.client.ids))
                 told = self._processes.log_tail(log)
                 raise ResourceError(f"{ranks_words(missing)} did not come up in {_START_S:g} s: {told}")
             time.sleep(0.02)
+
+    def _check_controller(self) -> None:
+        if not self._processes.can_register():
+            told = self._processes.log_tail("controller.log")
+            raise ResourceError(f"the ranks did not come up: the controller, or its heart monitor, ended: {told}")
 
     def send(
         self, work: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ranks: Sequence[int]
