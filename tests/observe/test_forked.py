@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.ports import free_port
 from tests.observe.traced import begins, record
+from tests.ports import free_port
 
 FORKS = """
 import os, torch, torch.distributed as dist

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
 from tests.observe.traced import PROGRAMS, Traced, workbench_diagnose, workbench_trace
+from tests.ports import free_port
 
 FINE, FAULTY = {"verdict": "ok", "world_size": 2}, {"verdict": "defect", "world_size": 2}
 
