@@ -17,7 +17,7 @@ from workbench.cli import cli
 ROOT = Path(__file__).parent.parent
 
 
-def run(*arguments: str, cwd: Path | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path | None = None, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "workbench", *arguments],
         capture_output=True,

@@ -6,13 +6,14 @@ Exact: the reason of each way to lose the recording, who is told of, what the ve
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.observe.traced import environment, workbench_trace
+from tests.observe.traced import ROOT, environment, workbench_trace
 from workbench.observe import recorded_environment
 from workbench.xray.unrecorded import why_unrecorded
 
@@ -116,3 +117,21 @@ def test_a_command_too_short_to_be_looked_at_is_told_the_reasons_there_can_be(tm
     assert traced.document["verdict"] == "unknown"
     for reason in ("PYTHONPATH=DIR${PYTHONPATH:+:$PYTHONPATH}", "env -i", "python -I"):
         assert reason in traced.stderr
+
+
+CHILD = "import os, workbench.observe as o; print(o.__file__); print(os.environ['PYTHONPATH'])"
+PARENT = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {CHILD!r}]).returncode)"
+
+
+@pytest.mark.timeout(200)
+def test_another_copy_of_the_package_on_the_path_does_not_record_in_place_of_the_one_that_reads(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "workbench", copy / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
+    script, parent = tmp_path / "launch.sh", tmp_path / "parent.py"
+    parent.write_text(PARENT)
+    script.write_text(f"export PYTHONPATH=${{PYTHONPATH%%:*}}:{copy}\nexec {sys.executable} {parent}\n")
+    traced = workbench_trace(tmp_path, ["sh", str(script)])
+    assert traced.status == 0, traced.stderr
+    recording, path = traced.stdout.splitlines()[:2]
+    assert recording == str(ROOT / "workbench/observe/__init__.py")
+    assert path == f"{STARTUP}:{copy}", "one recording, not two"

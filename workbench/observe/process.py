@@ -59,6 +59,7 @@ class Process:
         self.exit_status: int | None = None
         self.exit_by = ""  # what asked for it, in words
         self._failed = False
+        self._by_hand = False
         self._early: list[_Early] = []
         self._declared: list[str] = []
         self._kinds: dict[tuple[int, ...], str] = {}
@@ -74,15 +75,19 @@ class Process:
         """In a forked child: it is another rank, or none."""
         self._start()
 
-    def become(self, world_rank: int, place: str | None = None) -> None:
-        """Open the file of this rank, and write what happened before. A file that cannot be is told once on stderr.
+    def become(self, world_rank: int, place: str | None = None, *, by_hand: bool = False) -> bool:
+        """Open the file of this rank, and write what happened before; gives whether it was not this rank already.
 
+        A file that cannot be is told once on stderr.
         place: where the rank meets the others of its job, unless a launcher made it this rank. See claim_job.
+        by_hand: a rank of a group made by hand, until init_process_group gives it a world.
         """
         with self._lock:
-            if self.recorder.enabled and self.recorder.world_rank == world_rank:
-                return
-            self._leave()
+            if self.recorder.enabled:
+                if self.recorder.world_rank == world_rank and not self._by_hand:
+                    return False
+                self._leave()
+            self._by_hand = by_hand
             directory = os.environ[DIRECTORY]
             try:
                 restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
@@ -91,7 +96,7 @@ class Process:
                 register_stack_dump(directory)
             except (WorkbenchError, OSError, ValueError) as e:
                 sys.stderr.write(f"workbench: world rank {world_rank} is not recorded: {e}\n")
-                return
+                return True
             self.live = True
             self.recorder.share()
             for document in self._declared:
@@ -106,9 +111,11 @@ class Process:
                     else:
                         tokens[event.op] = self.recorder.begin(event.op, note=event.note)
             self._early.clear()
+        return True
 
     def _leave(self) -> None:
         """Close the file of the rank it was so far, and take it away if nothing happened as that rank."""
+        self.generation, self.num_groups = -1, 0
         path = self.recorder.path
         self.recorder.close()
         with contextlib.suppress(OSError, TraceError):

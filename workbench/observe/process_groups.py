@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from workbench.observe.below_python import cover_process_group
+from workbench.observe.by_hand import record_groups_by_hand
 from workbench.observe.coalesced import recorded_manager
 from workbench.observe.endings import record_endings, tell_exception
 from workbench.observe.groups import forget_group, forget_groups, known_group, note_group
@@ -41,6 +42,7 @@ def install(module: Any) -> None:
     record_store_waits(module.Store)
     remember_prefixes(module.PrefixStore)
     cover_process_group(module.ProcessGroup)
+    record_groups_by_hand(module)
     record_endings()
     this_process.start_rank()
 
@@ -54,8 +56,8 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
         given = _given(signature, args, kwargs)
         rank, size = _rank_and_size(given)
         place = meeting_place(given, os.environ)
-        if rank is not None:
-            this_process.become(rank, place)
+        if rank is not None and this_process.become(rank, place):
+            forget_groups()  # those made by hand belong to the rank it was so far
         this_process.start_generation()
         label = str(module._world.group_count)
         ranks = tuple(range(size or 0))
@@ -75,8 +77,10 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
             raise
         finally:
             here.inside = inside
-            if rank is None and not error:
-                this_process.become(module.get_rank(), place)
+            if rank is None and not error and this_process.become(module.get_rank(), place):
+                forget_groups()
+                if this_process.generation < 0:
+                    this_process.start_generation()
             (lane or this_process.recorder).end(token, error=error)
         note_group(module.GroupMember.WORLD, lane)
         return result

@@ -28,7 +28,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group as a rank saw it: who is in it, what it is called, and the its place among the groups this rank made.
+    """A group as a rank saw it: who is in it, what it is called, and its place among the groups this rank made.
 
     `ordinal` counts the groups this rank created, `generation` the rebuilds of all groups in the same processes.
     Equal groups of two ranks have equal `key`, `label` and `generation`; unequal ordinals are a finding.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import multiprocessing
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import CodeType, FrameType
@@ -239,11 +242,13 @@ def _above(frame: FrameType | None) -> list[FrameType]:
 
 
 def _callers(frame: FrameType | None, above: Sequence[FrameType], inner_files: tuple[str, ...]) -> list[FrameType]:
-    """Of those above `frame`, up to where its module starts: the innermost of each file but its own."""
+    """Of those above `frame`, up to where its module or its process starts: the innermost of each file but its own."""
     if frame is None or frame.f_code.co_name == "<module>":
         return []
     by_file = {frame.f_code.co_filename: frame}
     for caller in above:
+        if caller.f_code.co_filename.startswith(_STARTERS):
+            break
         by_file.setdefault(caller.f_code.co_filename, caller)
         if caller.f_code.co_name == "<module>":
             break
@@ -254,6 +259,7 @@ def _place(frame: FrameType) -> list[Any]:
     return [frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno]
 
 
+_STARTERS = (*(f"{p}/" for m in (multiprocessing, concurrent.futures) for p in m.__path__), threading.__file__)
 _STEPS = range(9)  # frames above a call: a wrapper or two, torch's modules between them, and what is of interest
 _MOST_CALLERS = 3
 _DESCRIBED = (

@@ -12,9 +12,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def start_recording() -> None:
-    """Import the recording from the package this file lies in, without leaving its place on the import path."""
+    """Import the recording from the package this file lies in, without leaving its place on the import path.
+
+    Not from another copy of the package: what it writes is read by this one.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-    sys.path.append(root)
+    sys.path.insert(0, root)
     try:
         from workbench.observe.imports import watch_imports
 
