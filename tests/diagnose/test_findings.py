@@ -167,6 +167,7 @@ def test_lines_that_people_search_for_are_known(line: str, kind: str) -> None:
             "[PG ID 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
             "watchdog-stuck",
         ),
+        ("terminate called without an active exception", "aborted-at-exit"),
         ("ProcessGroupNCCL.cpp:5188] Guessing device ID based on global rank. This can cause a hang", "device-guessed"),
     ],
 )

@@ -24,6 +24,7 @@ EXCHANGES = frozenset(
 """Exchanges between hosts, such as a rendezvous consists of."""
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
+_ASKING = "by asking again and again"  # of a wait that the program begins anew each time it runs out
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture_door", "capture", "capture_warm_up", "replay"}
 UNSEEN = frozenset({"below Python", "on the GPU"})
 """Remarks of calls whose wait nobody sees: while they have not ended, the call itself counts as one."""
@@ -344,6 +345,14 @@ class Scene:
 def marks(event: Event) -> tuple[str, ...]:
     """The remarks and the note of an event, one by one: "async", "default group", "inside all_gather_object"..."""
     return tuple(event.note.split("; ")) if event.note else ()
+
+
+def store_keys(event: Event) -> list[str]:
+    """The keys that a store_wait waits for, sorted; one empty key if none was recorded."""
+    words = list(marks(event))
+    while words and (words[0].startswith("inside ") or words[0] == _ASKING):
+        words.pop(0)
+    return sorted("; ".join(words).split(", "))
 
 
 def is_meeting(event: Event) -> bool:

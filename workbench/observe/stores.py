@@ -9,7 +9,11 @@ from itertools import count
 from typing import Any
 from urllib.parse import urlparse
 
+from workbench.observe.asking import ASKING, asked
 from workbench.observe.process import this_process
+from workbench.observe.works import start_polling
+
+_ASKS_AGAIN_S = 2.0  # a program that does not by then does something else
 
 
 def record_store_waits(store_class: Any) -> None:
@@ -24,15 +28,22 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = this_process.recorder
         keys = args[0] if args else kwargs.get("key", kwargs.get("keys", ()))
         names = keys if isinstance(keys, str) else ", ".join(map(str, keys))
+        inside = this_process.here.inside
+        remark = f"inside {inside}" if inside else ""
+        question = id(store), names
+        if question in asked:
+            return _ask_again(original, question, (store, *args), kwargs, remark)
         if not recorder.enabled:
             this_process.early("store_wait", note=names)
-        inside = this_process.here.inside
-        token = recorder.begin("store_wait", note=names, remark=f"inside {inside}" if inside else "")
+        token = recorder.begin("store_wait", note=names, remark=remark)
         error = ""
         try:
             return original(store, *args, **kwargs)
         except BaseException as e:
             error = f"{type(e).__name__}: {e}"
+            if _ran_out(e):
+                asked.note(question, _ASKS_AGAIN_S)
+                start_polling()
             raise
         finally:
             if token is None:
@@ -40,6 +51,29 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
             recorder.end(token, error=error)
 
     return call
+
+
+def _ask_again(
+    original: Callable[..., Any], question: tuple[int, str], args: Any, kwargs: Mapping[str, Any], remark: str
+) -> Any:
+    """A wait whose time ran out a moment ago goes on: what it records then is one wait, however often it asks."""
+    asked.count(question, "store_wait", note=question[1], remark="; ".join(filter(None, (remark, ASKING))))
+    asked.enter(question)
+    try:
+        result = original(*args, **kwargs)
+    except BaseException as e:
+        if _ran_out(e):
+            asked.note(question, _ASKS_AGAIN_S)
+        else:
+            asked.end(question, error=f"{type(e).__name__}: {e}")
+        raise
+    asked.end(question)
+    return result
+
+
+def _ran_out(error: BaseException) -> bool:
+    """Whether it says that the time given to a wait is over. torch has several words for it."""
+    return isinstance(error, RuntimeError) and any(w in str(error).lower() for w in ("timeout", "timed out"))
 
 
 # by PrefixStore: its prefix and what it stands on, which lives as long and so stays the same Python object

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.observe.asking import asked
 from workbench.observe.process import this_process
 from workbench.trace import Lane, Recorder, Token, allow_looks_during_captures, end_passed_calls
 
@@ -18,9 +18,6 @@ ON_GPU = "on the GPU"
 
 BY_FUTURE = "by its future"
 """A word in the note of a wait that began when a program took the future of a call, and ends with that call."""
-
-ASKING = "by asking again and again"
-"""A word in the note of a wait of a program that does nothing but ask a call whether it has completed."""
 
 _POLL_S = 0.02
 _ASKS_AGAIN_S = 0.25  # a program that asks less often does something else in between
@@ -43,28 +40,13 @@ class _Started:
             door.end(token, error=error)
 
 
-@dataclass(slots=True)
-class _Asking:
-    """A program that asks a call whether it has completed: since when, when last; the wait, once it counts as one."""
-
-    since: float
-    last: float
-    wait: Token | None = None
-
-    def end_wait(self) -> None:
-        if self.wait is not None:
-            this_process.recorder.end(self.wait)
-            self.wait = None
-
-
 _started: dict[Any, _Started] = {}  # by Work, which is kept until its call has ended
 _polled: set[Any] = set()
-_asking: dict[Any, _Asking] = {}
 _wake, _leaving = threading.Event(), threading.Event()
 _poller: threading.Thread | None = None
 _unwatched: Any = None  # the class of Works, until the recording is in it
 _ask: Any = None  # its own is_completed
-_watching, _asks = threading.Lock(), threading.RLock()
+_watching = threading.Lock()
 
 
 def start_work(
@@ -152,32 +134,12 @@ def _recorded_is_completed(is_completed: Callable[[Any], Any]) -> Callable[[Any]
             if result:
                 _end(work)
             else:
-                _note_asking(work, started)
+                asked.note(work, _ASKS_AGAIN_S)
+                asked.count(work, "wait", note=f"for {started.text}", after_s=_WAITS_S)
+                start_polling()
         return result
 
     return recorded_is_completed
-
-
-def _note_asking(work: Any, started: _Started) -> None:
-    """A loop around is_completed is a wait too, as long as it goes on."""
-    now = time.monotonic()
-    with _asks:
-        asking = _asking.setdefault(work, _Asking(now, now))
-        if now - asking.last > _ASKS_AGAIN_S:
-            asking.end_wait()
-            asking.since = now
-        asking.last = now
-        if asking.wait is None and now - asking.since > _WAITS_S:
-            asking.wait = this_process.recorder.begin("wait", note=f"for {started.text}", remark=ASKING)
-            start_polling()
-
-
-def _end_asking(work: Any, *, unless_since: float = float("inf")) -> None:
-    with _asks:
-        asking = _asking.get(work)
-        if asking is not None and asking.last < unless_since:
-            asking.end_wait()
-            del _asking[work]
 
 
 def _recorded_get_future(get_future: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -197,17 +159,16 @@ def _recorded_get_future(get_future: Callable[[Any], Any]) -> Callable[[Any], An
 
 def forget_works() -> None:
     """In a forked child: the calls under way are its parent's."""
-    global _poller, _wake, _leaving, _watching, _asks
+    global _poller, _wake, _leaving, _watching
     _started.clear()
     _polled.clear()
-    _asking.clear()
     _poller, _wake, _leaving = None, threading.Event(), threading.Event()
-    _watching, _asks = threading.Lock(), threading.RLock()
+    _watching = threading.Lock()
 
 
 def _end(work: Any, error: str = "") -> None:
     _polled.discard(work)
-    _end_asking(work)
+    asked.end(work)
     started = _started.pop(work, None)
     if started is not None:
         started.end(error)
@@ -227,9 +188,9 @@ def _poll() -> None:
     while not _leaving.is_set():
         _wake.wait()
         _wake.clear()
-        while (_polled or _asking) and not _leaving.wait(_POLL_S):
+        while (_polled or asked) and not _leaving.wait(_POLL_S):
             end_completed()
-            _end_what_nobody_asks()
+            asked.end_what_nobody_asks()
 
 
 def end_completed() -> None:
@@ -239,15 +200,11 @@ def end_completed() -> None:
             _end(work)
 
 
-def _end_what_nobody_asks() -> None:
-    for work in list(_asking):
-        _end_asking(work, unless_since=time.monotonic() - _ASKS_AGAIN_S)
-
-
 def stop_polling() -> None:
     """Before the interpreter ends: a thread caught inside C++ then would abort the process."""
     end_completed()
     end_passed_calls()
+    asked.end_what_nobody_asks(leaving=True)
     _leaving.set()
     _wake.set()
     if _poller is not None and _poller is not threading.current_thread():

@@ -21,6 +21,10 @@ def main():
     total = sum(p.sum().item() for p in model.parameters())
     print(f"RESULT {accelerator.process_index} {total:.9f} {losses.sum().item():.9f}", flush=True)
     accelerator.wait_for_everyone()
+    # The group goes with the last that holds it. One that is left when Python ends aborts now and then: a thread of
+    # gloo drops a tensor that Python knows.
+    accelerator.free_memory()
+    model = optimizer = loader = loss = losses = None
     accelerator.end_training()
 
 

@@ -17,7 +17,7 @@ from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.parties import at_fault, parties
 from workbench.diagnose.rules.absent import TIMED_OUT
-from workbench.diagnose.scene import Scene, is_local, marks
+from workbench.diagnose.scene import Scene, is_local, marks, store_keys
 from workbench.diagnose.words import call_words, group_words, raised, ranks_words
 from workbench.trace import Event, GroupInfo, RankCall
 
@@ -85,7 +85,8 @@ def _stalled(scene: Scene, calls: Mapping[int, RankCall], waiting: list[int]) ->
         return
     first = min((c.event for c in calls.values()), key=lambda e: (e.time_ns, e.world_rank))
     others = [r for r in calls if r not in waiting]
-    keys = sorted({k for r in waiting for c in scene.ranks[r].inner if c.end is None for k in _keys(c.event)})
+    waits = [c.event for r in waiting for c in scene.ranks[r].inner if c.end is None and c.event.op == "store_wait"]
+    keys = sorted({key for event in waits for key in store_keys(event)} - {""})
     got_through = f", and {ranks_words(others)} got through" if others else ""
     waited_for = f"; the keys waited for: {', '.join(keys[:4])}" if keys else ""
     yield Claim.about(
@@ -99,7 +100,3 @@ def _stalled(scene: Scene, calls: Mapping[int, RankCall], waiting: list[int]) ->
         weight=Weight.ALONE,
         fix=_FRESH,
     )
-
-
-def _keys(event: Event) -> list[str]:
-    return [n for n in marks(event)[-1:] if n] if event.op == "store_wait" else []

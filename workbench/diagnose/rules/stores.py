@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Kind
 from workbench.diagnose.parties import at_fault, parties_words
-from workbench.diagnose.scene import RankStory, Scene, marks
+from workbench.diagnose.scene import RankStory, Scene, marks, store_keys
 from workbench.diagnose.words import call_words, raised, ranks_words
 from workbench.trace import RankCall
 
@@ -53,9 +53,8 @@ def _is_stuck(scene: Scene, story: RankStory, call: RankCall) -> bool:
 
 
 def _keys(call: RankCall) -> list[str]:
-    """The keys that are waited for, sorted; one empty key if none was recorded."""
     assert call.begin is not None
-    return sorted(call.begin.note.split(", ")) or [""]
+    return store_keys(call.begin)
 
 
 def _counters(calls: Mapping[int, RankCall]) -> dict[int, str]:
