@@ -89,6 +89,7 @@ FAULTY = {
     ),
     ("w18_a_norm_left_out_once", 4): ("missing-call", (1,), "world ranks 0,2,3 came"),
     ("w19_a_microbatch_too_many", 2): ("missing-call", (1,), "is one too many, or world rank 0 left out a send"),
+    ("w24_tags_that_differ_by_one", 2): ("op-mismatch", (0, 1), "under different tags they never meet"),
     ("w20_a_recv_left_out", 4): ("missing-call", (2,), "no recv of 2 is left for it"),
     ("w21_a_message_longer_than_its_buffer", 2): (
         "shape-mismatch",

@@ -240,6 +240,32 @@ def test_messages_that_tags_may_have_reordered_are_no_finding_where_they_went_we
     assert "compare tag=" in first.fix
 
 
+def _tagged(sent: list[str], taken: list[str], *, path: str = "gloo") -> list[Finding]:
+    """Sends of rank 0 and receives of rank 1 with these words about their tags; the last receive waits."""
+    made = Made(2)
+    for note in sent:
+        made.call(0, "send", PAIR, peer_world_rank=1, site=site(5), shape=(8,), path=path, note=note)
+    for note in taken[:-1]:
+        made.call(1, "recv", PAIR, peer_world_rank=0, site=site(6), shape=(8,), path=path, note=note)
+    made.begin(1, "recv", PAIR, peer_world_rank=0, site=site(6), shape=(8,), path=path, note=taken[-1])
+    made.pause(31)
+    return list(diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns))
+
+
+def test_a_receive_under_a_tag_that_nobody_sends_is_told_with_the_one_that_is_left_over() -> None:
+    (first,) = _tagged(["tag 3", "tag 1"], ["tag 3", "tag 2"])
+    assert (first.kind, first.ranks, first.certainty) == (Kind.OP_MISMATCH, (0, 1), Certainty.LIKELY)
+    assert "waits for world rank 0 in recv under tag 2 (recv in main (train.py:6))" in first.message
+    assert "left over there is send under tag 1 (send in main (train.py:5))" in first.message
+    (first,) = _tagged(["", "async"], ["", "tag 2"])
+    assert "left over there is send under tag 0" in first.message
+
+
+def test_what_has_one_tag_or_is_taken_in_order_by_nccl_is_not_told_by_its_tags() -> None:
+    assert [f.kind for f in _tagged(["tag 1", "tag 2"], ["tag 2", "tag 1"])] == [Kind.STALLED]
+    assert [f.kind for f in _tagged(["tag 1"], ["tag 2"], path="nccl")] == [Kind.STALLED]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_messages_are_not_paired_where_records_are_lost(rank: int) -> None:
     made = _message([(8,)], [(4,)], ended=True)

@@ -150,6 +150,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
     input_at = next(names.index(n) for n in _INPUTS if n in names)
     root_at = names.index("root_rank") if "root_rank" in names else -1
     peer_at = next((names.index(n) for n in ("src", "dst") if n in names), -1)
+    tag_at = names.index("tag") if "tag" in names else -1
     reduces = "reduce_op" in names
     here = this_process.here
     work_of = torch.distributed.Work.unbox
@@ -179,6 +180,8 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
         capture = this_process.capturing > 0
         name = op if many else op.removesuffix("_coalesced")  # torch's own way to say one all_gather_into_tensor
         remark = f"async; {ON_GPU}; below Python" if tensor.is_cuda else "async; below Python"
+        if tag_at >= 0 and args[tag_at]:
+            remark = f"{remark}; tag {args[tag_at]}"
         token = known.lane.begin(name, path=known.backend, capture=capture, remark=remark, note=note, **fields)
         return None if token is None else (known.lane, token, tensor.is_cuda)
 

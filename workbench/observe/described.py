@@ -35,6 +35,7 @@ class Described:
         self.group = self._place("group")[0]
         self.is_async = self._place("async_op")[0]
         self._who, self._group_who = self._place(root or peer), self._place(f"group_{root or peer}")
+        self._tag = self._place("tag") if peer else (_NOWHERE, "")
         inputs = [n for n in _INPUTS if n in parameters][:1]
         self._tensors = [self._place(n) for n in (*inputs, *_OUTPUTS) if n in parameters]
         self._num_inputs = len(inputs)
@@ -44,7 +45,7 @@ class Described:
         if "output_split_sizes" not in parameters:
             names = ("input_tensor_list", "", "output_tensor_list", "")
         self._parts = [self._place(n) for n in names] if names[0] in parameters and names[2] in parameters else []
-        plain = [p for p in (self._op, self._who, self._group_who) if p[0] is not _NOWHERE]
+        plain = [p for p in (self._op, self._who, self._group_who, self._tag) if p[0] is not _NOWHERE]
         named = {id(op) for op in getattr(type(self._default_op), "__members__", {}).values()}
         is_plainest = len(self._tensors) == 1 and plain == [self._op]
         self.key = _key_of_one(self._tensors[0], self._op, named) if is_plainest else _key(self._tensors, plain, named)
@@ -58,6 +59,12 @@ class Described:
         return any(
             (args[at] if len(args) > at else kwargs.get(name)) is not None for at, name in (self._who, self._group_who)
         )
+
+    def tag(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """The tag of a send or recv; 0 where it has none."""
+        at, name = self._tag
+        tag = _whole(args[at] if len(args) > at else kwargs.get(name, 0))
+        return tag if type(tag) is int else 0
 
     def gpu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The device of the call's first tensor if that is a GPU, else None."""

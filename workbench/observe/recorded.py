@@ -49,7 +49,7 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
     def describe(key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> dict[str, Any]:
         _, state, by_default, is_async, inside, *_ = key
         capture, is_member, on_gpu = state or (False, True, False)
-        remark = _words(by_default, is_member, is_async, on_gpu, inside)
+        remark = _words(by_default, is_member, is_async, on_gpu, inside, what.tag(args, kwargs))
         fields = what.fields(args, kwargs, known.ranks)
         return {"op": op, "path": known.backend, "capture": capture, "remark": remark, **fields}
 
@@ -82,7 +82,7 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
                 known, state, gpu = look_closer(used, args, kwargs)
             if known is None or (is_peered and not what.names_peer(args, kwargs)):
                 is_member = state is None or state[1]
-                token = _begin_elsewhere(op, known, _words(group is None, is_member, is_async, False, inside))
+                token = _begin_elsewhere(op, known, _words(group is None, is_member, is_async, False, inside, 0))
             else:
                 try:
                     frame = sys._getframe(1)
@@ -149,7 +149,7 @@ def _begin_elsewhere(op: str, known: Known | None, remark: str) -> Token | None:
     return this_process.recorder.begin(op, remark=remark, note=note)
 
 
-def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, inside: str) -> str:
+def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, inside: str, tag: int) -> str:
     """The remark of a call."""
     words = [
         *(["default group"] if by_default else []),
@@ -157,5 +157,6 @@ def _words(by_default: bool, is_member: bool, is_async: bool, on_gpu: bool, insi
         *(["async"] if is_async else []),
         *([ON_GPU] if on_gpu else []),
         *([f"inside {inside}"] if inside else []),
+        *([f"tag {tag}"] if tag else []),
     ]
     return "; ".join(words)
