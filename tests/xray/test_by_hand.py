@@ -28,6 +28,7 @@ def _begins(traced: Traced, op: str, job: str = "") -> list[Event]:
 def test_engines_that_agree_are_ranks_of_their_own_group_and_no_defect(tmp_path: Path) -> None:
     traced = _traced(tmp_path, "fine")
     assert (traced.status, traced.document["verdict"], traced.document["world_size"]) == (0, "ok", 2), traced.stderr
+    assert traced.stdout.split() == ["gone", "gone"], "the recording keeps no group that the program has ended"
     begun = _begins(traced, "init_process_group")
     assert [e.world_rank for e in sorted(begun, key=lambda e: e.world_rank)] == [0, 1]
     assert all("by hand; meets at engines on " in e.note and "under engines" in e.note for e in begun)

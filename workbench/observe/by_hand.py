@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
-from workbench.observe.groups import Known, known_groups
+from workbench.observe.groups import Known, forget_group, known_groups
 from workbench.observe.process import this_process
 from workbench.observe.stores import meeting_place, store_note
 
@@ -39,15 +40,38 @@ def _give_rank(group_class: Any, store_class: Any, made: _Made) -> None:
         if this_process.here.inside or this_process.recorder.enabled:
             return  # torch's own, or one of a process whose rank is known: it is met at its first call
         store = next((a for a in (*args, *kwargs.values()) if isinstance(a, store_class)), None)
-        if store is None:
-            return
-        this_process.become(group.rank(), meeting_place({"store": store}, os.environ), by_hand=True)
-        this_process.start_generation()
-        ranks = tuple(range(group.size()))
-        made.store, made.known = store, Known(this_process.new_lane(ranks, "", "world"), "", ranks)
-        known_groups[group] = made.known
+        if store is not None:
+            try:
+                made.store, made.known = store, _begin_world(group, store)
+            except Exception as e:  # recording must not fail the call
+                this_process.fail(e)
 
     group_class.__init__ = recorded_make
+    for name in ("shutdown", "abort"):
+        setattr(group_class, name, _forgetting(getattr(group_class, name)))
+
+
+def _begin_world(group: Any, store: Any) -> Known:
+    this_process.become(group.rank(), meeting_place({"store": store}, os.environ), by_hand=True)
+    this_process.start_generation()
+    ranks = tuple(range(group.size()))
+    known = known_groups[group] = Known(this_process.new_lane(ranks, "", "world"), "", ranks)
+    return known
+
+
+def _forgetting(end: Callable[..., Any]) -> Callable[..., Any]:
+    """For groups that no destroy_process_group ends: vLLM's stateless_destroy_torch_distributed_process_group."""
+
+    @functools.wraps(end)
+    def forgetting_end(group: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(group, *args, **kwargs)
+        finally:
+            known = known_groups.get(group)
+            if known is not None and not known.backend:  # one that torch does not count among its own
+                forget_group(group)
+
+    return forgetting_end
 
 
 def _record_meeting(backend_class: Any, made: _Made) -> None:

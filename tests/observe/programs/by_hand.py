@@ -7,6 +7,7 @@ comes to make the group; "workers": afterwards each becomes a rank of another wo
 import multiprocessing
 import sys
 import time
+import weakref
 from datetime import timedelta
 
 import torch
@@ -38,6 +39,11 @@ def serve(rank: int, port: int, way: str) -> None:
         if way == "raises" and rank == 1 and step == 3:
             raise MemoryError("no room for this request")
         dist.all_reduce(unfinished, dist.ReduceOp.MAX, group=group)  # agree
+    if way == "fine":
+        seen = weakref.ref(group)
+        group.shutdown()
+        del group
+        print("gone" if seen() is None else "kept", flush=True)
     if way == "workers":
         store = TCPStore("127.0.0.1", port, SIZE, False, timedelta(seconds=60), wait_for_workers=False)
         dist.init_process_group("gloo", store=PrefixStore("workers", store), rank=1 - rank, world_size=SIZE)
