@@ -11,7 +11,7 @@ import pytest
 
 from tests.diagnose.made import Made, group, site
 from workbench.diagnose import Certainty, Finding, Kind, diagnose
-from workbench.trace import Drops
+from workbench.trace import Drops, GroupInfo
 
 PAIR = group("tp", 0, 1)
 FSDP = """\
@@ -240,30 +240,42 @@ def test_messages_that_tags_may_have_reordered_are_no_finding_where_they_went_we
     assert "compare tag=" in first.fix
 
 
-def _tagged(sent: list[str], taken: list[str], *, path: str = "gloo") -> list[Finding]:
-    """Sends of rank 0 and receives of rank 1 with these words about their tags; the last receive waits."""
-    made = Made(2)
+def _tagged(
+    sent: list[str], taken: list[str], *, path: str = "gloo", waits_in: GroupInfo | None = PAIR
+) -> list[Finding]:
+    """Sends of rank 0 and receives of rank 1 with these words about their tags; the last receive waits, and rank 0 in a
+    barrier of a group."""
+    made = Made(3)
     for note in sent:
         made.call(0, "send", PAIR, peer_world_rank=1, site=site(5), shape=(8,), path=path, note=note)
     for note in taken[:-1]:
         made.call(1, "recv", PAIR, peer_world_rank=0, site=site(6), shape=(8,), path=path, note=note)
     made.begin(1, "recv", PAIR, peer_world_rank=0, site=site(6), shape=(8,), path=path, note=taken[-1])
+    if waits_in is not None:
+        made.begin(0, "barrier", waits_in, site=site(7))
     made.pause(31)
     return list(diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns))
 
 
 def test_a_receive_under_a_tag_that_nobody_sends_is_told_with_the_one_that_is_left_over() -> None:
-    (first,) = _tagged(["tag 3", "tag 1"], ["tag 3", "tag 2"])
+    first = _tagged(["tag 3", "tag 1"], ["tag 3", "tag 2"])[0]
     assert (first.kind, first.ranks, first.certainty) == (Kind.OP_MISMATCH, (0, 1), Certainty.LIKELY)
     assert "waits for world rank 0 in recv under tag 2 (recv in main (train.py:6))" in first.message
     assert "left over there is send under tag 1 (send in main (train.py:5))" in first.message
-    (first,) = _tagged(["", "async"], ["", "tag 2"])
+    first = _tagged(["", "async"], ["", "tag 2"])[0]
     assert "left over there is send under tag 0" in first.message
 
 
 def test_what_has_one_tag_or_is_taken_in_order_by_nccl_is_not_told_by_its_tags() -> None:
-    assert [f.kind for f in _tagged(["tag 1", "tag 2"], ["tag 2", "tag 1"])] == [Kind.STALLED]
-    assert [f.kind for f in _tagged(["tag 1"], ["tag 2"], path="nccl")] == [Kind.STALLED]
+    for told in (_tagged(["tag 1", "tag 2"], ["tag 2", "tag 1"]), _tagged(["tag 1"], ["tag 2"], path="nccl")):
+        assert Kind.OP_MISMATCH not in [f.kind for f in told]
+
+
+def test_a_sender_that_may_yet_send_is_not_told_by_the_tag_of_what_it_sent_before() -> None:
+    for waits_in in (None, group("pp", 0, 2)):
+        told = _tagged(["tag 9"], ["tag 3"], waits_in=waits_in)
+        assert Kind.OP_MISMATCH not in [f.kind for f in told]
+    assert (told[0].kind, told[0].ranks) == (Kind.RENDEZVOUS_PARTIAL, (2,)), "it waits for another"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
+from workbench.diagnose.by_hand import find_members
 from workbench.diagnose.claim import Claim, Rule, Weight
 from workbench.diagnose.consequences import as_consequence, find_consequences
 from workbench.diagnose.finding import Finding
@@ -58,7 +59,12 @@ def diagnose(
         places can then be told by what their lines say.
     """
     scene = Scene(
-        trace, now_ns=now_ns, patience_ns=int((deadline_s or 0) * 1e9), dead=dead, stopped=stopped, source=source
+        find_members(trace),
+        now_ns=now_ns,
+        patience_ns=int((deadline_s or 0) * 1e9),
+        dead=dead,
+        stopped=stopped,
+        source=source,
     )
     claims = find_consequences(scene, [claim for rule in RULES for claim in rule(scene)])
     ordered = _merge(c for weight in Weight for c in _in_order([c for c in claims if c.weight is weight]))

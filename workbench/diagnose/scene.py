@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from workbench.diagnose.words import group_words
-from workbench.trace import Event, GroupInfo, Phase, RankCall, RankTrace, Trace, pair_calls
+from workbench.trace import BY_HAND, Event, GroupInfo, Phase, RankCall, RankTrace, Trace, pair_calls
 
 CREATION = frozenset({"init_process_group", "new_group", "destroy_process_group"})
 """Calls about groups themselves; the new_group calls of a rank are its plan."""
@@ -24,6 +24,9 @@ EXCHANGES = frozenset(
 """Exchanges between hosts, such as a rendezvous consists of."""
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
+STRANGERS = "on a group made by hand, of which not all members are ranks of this job"
+"""A word in the note of a call whose peers are not known."""
+
 _ASKING = "by asking again and again"  # of a wait that the program begins anew each time it runs out
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture_door", "capture", "capture_warm_up", "replay"}
 UNSEEN = frozenset({"below Python", "on the GPU"})
@@ -35,11 +38,14 @@ _KILL, _KILL_AFTER_NS = -9, 5_000_000_000  # launchers kill who did not heed tho
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
-    """What makes groups of two ranks the same: the members, the generation, the place among equal lists of a rank."""
+    """What makes groups of two ranks the same: the members, the generation, the place among equal lists of a rank.
+
+    The place of one made by hand is where its members meet.
+    """
 
     world_ranks: tuple[int, ...]
     generation: int
-    place: int
+    place: int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +363,9 @@ def store_keys(event: Event) -> list[str]:
 
 def is_meeting(event: Event) -> bool:
     """Whether all members of the event's group make this call together."""
-    return event.peer_world_rank is None and event.op not in _NO_MEETING and "non-member" not in marks(event)
+    words = marks(event)
+    is_alone = "non-member" in words or STRANGERS in words
+    return event.peer_world_rank is None and event.op not in _NO_MEETING and not is_alone
 
 
 def is_async(call: RankCall) -> bool:
@@ -380,11 +388,13 @@ def _name_groups(story: RankStory) -> dict[int, GroupName]:
     """By identity of the GroupInfo object: the name under which other ranks know the group."""
     used = {id(c.event.group): c.event.group for c in story.calls if c.event.group is not None}
     ordinals: dict[tuple[tuple[int, ...], int], set[int]] = defaultdict(set)
-    for group in (*used.values(), *story.trace.groups):
+    counted = [g for g in (*used.values(), *story.trace.groups) if g.key.kind != BY_HAND]
+    for group in counted:
         ordinals[group.world_ranks, group.generation].add(group.ordinal)
     places = {same: {ordinal: place for place, ordinal in enumerate(sorted(o))} for same, o in ordinals.items()}
     names = {}
     for number, group in used.items():
-        place = places[group.world_ranks, group.generation][group.ordinal]
+        by_hand = group.key.kind == BY_HAND
+        place = group.label if by_hand else places[group.world_ranks, group.generation][group.ordinal]
         names[number] = GroupName(group.world_ranks, group.generation, place)
     return names

@@ -1,23 +1,24 @@
 """Groups that a program makes by hand: ProcessGroup(store, rank, size), then a backend on the same store.
 
 vLLM's engines meet so (stateless_init_torch_distributed_process_group, vllm/distributed/utils.py), in processes that
-have no rank by themselves. Such a process is recorded as that rank, of a job whose world is that group.
+have no rank by themselves. Such a process is recorded as that rank, of a job whose world is that group. A group beside
+a world counts its members by itself; who they are is found when the trace is read.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import threading
 from typing import Any
 
-from workbench.observe.groups import Known, forget_group, known_groups
+from workbench.observe.groups import Known, note_by_hand
 from workbench.observe.process import this_process
 from workbench.observe.stores import meeting_place, store_note
 
 
-class _Made:
-    """The store of the group that gave this process its rank, and what is known of it, until its backend is made."""
+class _Made(threading.local):
+    """The store of the group that this thread has made, and what is known of it, until its backend is made."""
 
     store: Any = None
     known: Known | None = None
@@ -37,41 +38,19 @@ def _give_rank(group_class: Any, store_class: Any, made: _Made) -> None:
     @functools.wraps(make)
     def recorded_make(group: Any, *args: Any, **kwargs: Any) -> None:
         make(group, *args, **kwargs)
-        if this_process.here.inside or this_process.recorder.enabled:
-            return  # torch's own, or one of a process whose rank is known: it is met at its first call
         store = next((a for a in (*args, *kwargs.values()) if isinstance(a, store_class)), None)
-        if store is not None:
-            try:
-                made.store, made.known = store, _begin_world(group, store)
-            except Exception as e:  # recording must not fail the call
-                this_process.fail(e)
+        if this_process.here.inside or store is None:
+            return  # torch's own, or one that meets nobody
+        try:
+            place, is_world = meeting_place({"store": store}, os.environ), not this_process.recorder.enabled
+            if is_world:
+                this_process.become(group.rank(), place, by_hand=True)
+                this_process.start_generation()
+            made.store, made.known = store, note_by_hand(group, place, is_world=is_world)
+        except Exception as e:  # recording must not fail the call
+            this_process.fail(e)
 
     group_class.__init__ = recorded_make
-    for name in ("shutdown", "abort"):
-        setattr(group_class, name, _forgetting(getattr(group_class, name)))
-
-
-def _begin_world(group: Any, store: Any) -> Known:
-    this_process.become(group.rank(), meeting_place({"store": store}, os.environ), by_hand=True)
-    this_process.start_generation()
-    ranks = tuple(range(group.size()))
-    known = known_groups[group] = Known(this_process.new_lane(ranks, "", "world"), "", ranks)
-    return known
-
-
-def _forgetting(end: Callable[..., Any]) -> Callable[..., Any]:
-    """For groups that no destroy_process_group ends: vLLM's stateless_destroy_torch_distributed_process_group."""
-
-    @functools.wraps(end)
-    def forgetting_end(group: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return end(group, *args, **kwargs)
-        finally:
-            known = known_groups.get(group)
-            if known is not None and not known.backend:  # one that torch does not count among its own
-                forget_group(group)
-
-    return forgetting_end
 
 
 def _record_meeting(backend_class: Any, made: _Made) -> None:
@@ -86,7 +65,9 @@ def _record_meeting(backend_class: Any, made: _Made) -> None:
         made.known = made.store = None
         given, error = {"store": store}, ""
         meets = f"meets at {meeting_place(given, os.environ)}; {store_note(given, os.environ)}"
-        token = known.lane.begin("init_process_group", note=meets, remark="by hand")
+        is_world = known.lane.info is not None and known.lane.info.key.kind == "world"
+        op = "init_process_group" if is_world else "make_group"
+        token = known.lane.begin(op, note=meets, remark="by hand")
         here.inside = "init_process_group"
         try:
             make(backend, *args, **kwargs)

@@ -15,7 +15,7 @@ from workbench.observe.environment import DIRECTORY, claim_rank
 from workbench.observe.jobs import claim_job
 from workbench.observe.stacks import register_stack_dump
 from workbench.ranks import GroupKey, GroupMap
-from workbench.trace import Lane, Recorder, Token, TraceError, read_progress
+from workbench.trace import BY_HAND, Lane, Recorder, Token, TraceError, read_progress
 
 OPAQUE = "a call of its own"
 
@@ -145,6 +145,11 @@ class Process:
         lane = self.recorder.group(key, label=label, ordinal=self.num_groups, generation=max(self.generation, 0))
         self.num_groups += 1
         return lane
+
+    def lane_by_hand(self, ranks: tuple[int, ...], place: str, own_rank: int) -> Lane:
+        """The lane of a group made by hand: `ranks` are numbers in that group. See GroupInfo."""
+        key = GroupKey(BY_HAND, ranks)
+        return self.recorder.group(key, label=place, ordinal=own_rank, generation=max(self.generation, 0))
 
     def declare(self, group_map: GroupMap) -> None:
         """See workbench.observe.declare."""

@@ -19,7 +19,10 @@ from workbench.observe.process import OPAQUE, this_process
 from workbench.observe.works import ON_GPU, start_work
 from workbench.trace import PLAIN, ROOTED, Lane, Recorder, Token, callers_key, end_after_device
 
-PEERED = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
+PEERED = {
+    **{"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"},
+    **{"send_object_list": "dst", "recv_object_list": "src"},
+}
 OBJECTS = (
     *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
@@ -31,7 +34,7 @@ NAMES = {
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
 """Functions recorded under the name of another that does the same."""
-RECORDED = {*PLAIN, *ROOTED, *PEERED, *NAMES, "send_object_list", "recv_object_list"}
+RECORDED = {*PLAIN, *ROOTED, *PEERED, *NAMES}
 
 _State = tuple[bool, bool, bool]  # whether a call is captured, its group has this rank, a GPU is to do it
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -31,7 +32,8 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         inside = this_process.here.inside
         remark = f"inside {inside}" if inside else ""
         question = id(store), names
-        if question in asked:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and question in asked:
             return _ask_again(original, question, (store, *args), kwargs, remark)
         if not recorder.enabled:
             this_process.early("store_wait", note=names)
@@ -41,7 +43,7 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(store, *args, **kwargs)
         except BaseException as e:
             error = f"{type(e).__name__}: {e}"
-            if _ran_out(e):
+            if is_main and _ran_out(e):  # others look, beside the program, whether they are to stop
                 asked.note(question, _ASKS_AGAIN_S)
                 start_polling()
             raise

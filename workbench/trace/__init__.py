@@ -12,7 +12,7 @@ from workbench.trace.comparison import (
     parse_comparison,
     read_comparison,
 )
-from workbench.trace.event import CallSite, Event, GroupInfo, Phase, TraceError, stride_class
+from workbench.trace.event import BY_HAND, CallSite, Event, GroupInfo, Phase, TraceError, stride_class
 from workbench.trace.flight_recorder import (
     from_flight_recorder,
     load_dump,
@@ -33,6 +33,7 @@ from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timel
 from workbench.trace.torch_calls import PLAIN, ROOTED
 
 __all__ = [
+    "BY_HAND",
     "PLAIN",
     "ROOTED",
     "Call",

@@ -26,12 +26,18 @@ class Phase(Enum):
     INSTANT = "I"
 
 
+BY_HAND = "by-hand"
+"""The kind of a group that a program made by itself, of a store and numbers: see GroupInfo."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     """A group as a rank saw it: who is in it, what it is called, and its place among the groups this rank made.
 
     `ordinal` counts the groups this rank created, `generation` the rebuilds of all groups in the same processes.
     Equal groups of two ranks have equal `key`, `label` and `generation`; unequal ordinals are a finding.
+    Of the kind BY_HAND, which torch does not count among its groups, nothing tells the members' world ranks: there
+    `world_ranks` are 0, 1, ..., `label` says where the members meet, and `ordinal` is this rank's number among them.
     """
 
     key: GroupKey

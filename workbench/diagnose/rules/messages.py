@@ -20,7 +20,7 @@ from math import prod
 from workbench.diagnose.claim import Claim
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.program_order import group_key
-from workbench.diagnose.scene import Scene, marks
+from workbench.diagnose.scene import Scene, is_meeting, marks
 from workbench.diagnose.words import call_words, raised
 from workbench.trace import Event, RankCall
 
@@ -58,7 +58,7 @@ def _tags_apart(
     unmet = [_left_over(sends, recvs), _left_over(recvs, sends)]
     for mine, others in (unmet, reversed(unmet)):
         waits = [c for c in mine if scene.waits(c)]
-        if waits and others:
+        if waits and others and _cannot_come(scene, others[0], waits[0].event.world_rank):
             call, other = waits[0], others[0]
             tags = [f"{c.event.op} under {_tag(c.event) or 'tag 0'} ({call_words(c.event)})" for c in (call, other)]
             yield Claim.about(
@@ -72,6 +72,19 @@ def _tags_apart(
                 fix="give both sides the same tag=, from one place in the program, and the calls one order",
             )
             return
+
+
+def _cannot_come(scene: Scene, other: RankCall, world_rank: int) -> bool:
+    """Whether the rank of `other` makes no further call before `world_rank` does: it has ended, or waits for it."""
+    story = scene.ranks[other.event.world_rank]
+    waits = [other, *([story.inside] if story.inside is not None else [])]
+    return story.exit is not None or any(
+        scene.waits(c) and (world_rank == c.event.peer_world_rank or _meets(c.event, world_rank)) for c in waits
+    )
+
+
+def _meets(event: Event, world_rank: int) -> bool:
+    return is_meeting(event) and event.group is not None and world_rank in event.group.world_ranks
 
 
 def _left_over(

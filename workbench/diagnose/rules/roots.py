@@ -17,7 +17,7 @@ from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.scene import GroupName, Meeting, Scene
 from workbench.diagnose.words import call_words, group_words, raised
-from workbench.trace import CallSite, RankCall
+from workbench.trace import BY_HAND, CallSite, RankCall
 
 _FIX = "pass the place in the group as group_src= or group_dst=, or dist.get_global_rank(group, place) as src= or dst="
 
@@ -66,7 +66,7 @@ def _survived(scene: Scene) -> set[CallSite | None]:
 
 def _is_outside(call: RankCall) -> bool:
     event = call.event
-    if event.root_world_rank is None or event.group is None or event.group.key.kind == "unregistered":
+    if event.root_world_rank is None or event.group is None or event.group.key.kind == BY_HAND:
         return False
     return event.root_world_rank not in event.group.world_ranks
 

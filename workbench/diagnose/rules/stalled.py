@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.rules.absent import COUNTERPART, made_between
-from workbench.diagnose.scene import Scene
-from workbench.diagnose.words import call_words
+from workbench.diagnose.scene import STRANGERS, Scene, marks
+from workbench.diagnose.words import call_words, ranks_words
 from workbench.trace import RankCall
 
 _LEAST_NS = 1_000_000_000  # a call of a second is a call
@@ -26,6 +26,7 @@ _LEAST_NS = 1_000_000_000  # a call of a second is a call
 def rule(scene: Scene) -> Iterator[Claim]:
     yield from _collectives(scene)
     yield from _pairs(scene)
+    yield from _among_strangers(scene)
     yield from _leaving(scene)
 
 
@@ -75,6 +76,28 @@ def _pairs(scene: Scene) -> Iterator[Claim]:
             fix="compare tag= and the sizes on both sides, and the order in which each side makes its calls",
         )
         return
+
+
+def _among_strangers(scene: Scene) -> Iterator[Claim]:
+    """Calls that wait on groups made by hand whose other members are not known."""
+    waiting: dict[int, RankCall] = {}
+    for rank, story in scene.ranks.items():
+        call = next((c for c in story.calls if STRANGERS in marks(c.event) and scene.waits(c)), None)
+        if call is not None and scene.end_ns - call.event.time_ns >= max(_LEAST_NS, scene.patience_ns):
+            waiting[rank] = call
+    if waiting:
+        first = min(waiting.values(), key=lambda c: c.event.time_ns).event
+        yield Claim.about(
+            waiting.values(),
+            code="stalled.strangers",
+            kind=Kind.STALLED,
+            ranks=waiting,
+            message=f"{ranks_words(waiting)} wait{'s' * (len(waiting) == 1)} in {call_words(first)}, {STRANGERS}: "
+            f"who is late is not known.",
+            certainty=Certainty.LIKELY,
+            weight=Weight.ALONE,
+            fix="look at what the other members do: other jobs of this report, or workbench diagnose --pid",
+        )
 
 
 def _leaving(scene: Scene) -> Iterator[Claim]:

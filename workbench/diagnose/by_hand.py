@@ -1,0 +1,56 @@
+"""Groups that a program made by hand, of a store and numbers: who their members are, found among all ranks.
+
+torch does not count such a group among its own, so each rank knows its number in it and where the members meet, and no
+world rank but its own. Where the ranks of the trace are not all members, nothing is said of what the others did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workbench.diagnose.scene import STRANGERS
+from workbench.ranks import GroupKey
+from workbench.trace import BY_HAND, Event, GroupInfo, Trace
+
+_Group = tuple[str, int, int]  # where its members meet, their number, generation
+
+
+def find_members(trace: Trace) -> Trace:
+    """The trace with the world ranks of the members of such groups; calls on others say so in their notes."""
+    numbers: dict[_Group, dict[int, int]] = {}
+    for rank in trace.ranks:
+        for info in rank.groups:
+            if info.key.kind == BY_HAND:
+                members = numbers.setdefault(_group(info), {})
+                members[info.ordinal] = -1 if info.ordinal in members else rank.world_rank
+    if not numbers:
+        return trace
+    known = {
+        group: GroupInfo(GroupKey(BY_HAND, tuple(members[n] for n in sorted(members))), group[0], 0, group[2])
+        for group, members in numbers.items()
+        if group[0] and sorted(members) == list(range(group[1])) and -1 not in members.values()
+    }
+    events = tuple(_named(e, known) if e.group is not None and e.group.key.kind == BY_HAND else e for e in trace.events)
+    return replace(trace, events=events)
+
+
+def _named(event: Event, known: dict[_Group, GroupInfo]) -> Event:
+    assert event.group is not None
+    group = known.get(_group(event.group))
+    if group is None:
+        note = "; ".join(filter(None, (STRANGERS, event.note)))
+        return replace(event, peer_world_rank=None, root_world_rank=None, root_group_rank=None, note=note)
+    return replace(
+        event,
+        group=group,
+        peer_world_rank=_member(group, event.peer_world_rank),
+        root_world_rank=_member(group, event.root_group_rank),
+    )
+
+
+def _member(group: GroupInfo, number: int | None) -> int | None:
+    return number if number is None or not 0 <= number < len(group.world_ranks) else group.world_ranks[number]
+
+
+def _group(info: GroupInfo) -> _Group:
+    return info.label, len(info.world_ranks), info.generation
