@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from typing import Any
 
@@ -27,20 +28,21 @@ class _Made(threading.local):
 def record_groups_by_hand(module: Any) -> None:
     """Put the recording into the constructors of ProcessGroup and of the gloo backend, which waits for all members."""
     made = _Made()
-    _give_rank(module.ProcessGroup, module.Store, made)
+    _give_rank(module, made)
     if module.is_gloo_available():
         _record_meeting(module.ProcessGroupGloo, made)
 
 
-def _give_rank(group_class: Any, store_class: Any, made: _Made) -> None:
-    make = group_class.__init__
+def _give_rank(module: Any, made: _Made) -> None:
+    make = module.ProcessGroup.__init__
 
     @functools.wraps(make)
     def recorded_make(group: Any, *args: Any, **kwargs: Any) -> None:
         make(group, *args, **kwargs)
-        store = next((a for a in (*args, *kwargs.values()) if isinstance(a, store_class)), None)
-        if this_process.here.inside or store is None:
-            return  # torch's own, or one that meets nobody
+        store = next((a for a in (*args, *kwargs.values()) if isinstance(a, module.Store)), None)
+        is_torchs_own = sys._getframe(1).f_globals.get("__name__") == module.__name__
+        if this_process.here.inside or store is None or is_torchs_own:
+            return
         try:
             place, is_world = meeting_place({"store": store}, os.environ), not this_process.recorder.enabled
             if is_world:
@@ -50,7 +52,7 @@ def _give_rank(group_class: Any, store_class: Any, made: _Made) -> None:
         except Exception as e:  # recording must not fail the call
             this_process.fail(e)
 
-    group_class.__init__ = recorded_make
+    module.ProcessGroup.__init__ = recorded_make
 
 
 def _record_meeting(backend_class: Any, made: _Made) -> None:
