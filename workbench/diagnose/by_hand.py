@@ -6,6 +6,7 @@ world rank but its own. Where the ranks of the trace are not all members, nothin
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from workbench.diagnose.scene import STRANGERS
@@ -17,19 +18,18 @@ _Group = tuple[str, int, int]  # where its members meet, their number, generatio
 
 def find_members(trace: Trace) -> Trace:
     """The trace with the world ranks of the members of such groups; calls on others say so in their notes."""
-    numbers: dict[_Group, dict[int, int]] = {}
+    found: dict[_Group, list[tuple[int, int]]] = defaultdict(list)  # each member's number in it, and world rank
     for rank in trace.ranks:
         for info in rank.groups:
             if info.key.kind == BY_HAND:
-                members = numbers.setdefault(_group(info), {})
-                members[info.ordinal] = -1 if info.ordinal in members else rank.world_rank
-    if not numbers:
+                found[_group(info)].append((info.ordinal, rank.world_rank))
+    if not found:
         return trace
-    known = {
-        group: GroupInfo(GroupKey(BY_HAND, tuple(members[n] for n in sorted(members))), group[0], 0, group[2])
-        for group, members in numbers.items()
-        if group[0] and sorted(members) == list(range(group[1])) and -1 not in members.values()
-    }
+    known = {}
+    for (place, size, generation), members in found.items():
+        numbers, world_ranks = zip(*sorted(members), strict=True)
+        if place and numbers == tuple(range(size)):
+            known[place, size, generation] = GroupInfo(GroupKey(BY_HAND, world_ranks), place, 0, generation)
     events = tuple(_named(e, known) if e.group is not None and e.group.key.kind == BY_HAND else e for e in trace.events)
     return replace(trace, events=events)
 

@@ -17,7 +17,7 @@ from workbench.diagnose.program_order import group_key
 from workbench.diagnose.rules.absent import TIMED_OUT
 from workbench.diagnose.rules.order import line
 from workbench.diagnose.scene import UNSEEN, RankStory, Scene, is_async, marks
-from workbench.trace import RankCall
+from workbench.trace import BELOW_PYTHON, RankCall
 
 _OWN_SIGNALS = (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV)  # what a process runs into; others come from outside
 
@@ -161,7 +161,7 @@ def _died_in(story: RankStory, _: int, call: RankCall, is_absence: bool) -> bool
 def _raised_in(story: RankStory, ordinal: int, call: RankCall, is_absence: bool) -> bool:
     """Whether the exception came out of a call that C++ issued below the line that raised it."""
     event = next((e for e in story.exceptions if e.ordinal == ordinal), None)
-    if event is None or "below Python" not in marks(call.event) or line(event) != line(call.event):
+    if event is None or BELOW_PYTHON not in marks(call.event) or line(event) != line(call.event):
         return False
     later = (c.event for c in story.calls if call.event.ordinal < c.event.ordinal < ordinal)
     return all(line(e) == line(event) for e in later) and (not is_absence or bool(TIMED_OUT.search(event.error)))

@@ -10,7 +10,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from workbench.diagnose.words import group_words
-from workbench.trace import BY_HAND, Event, GroupInfo, Phase, RankCall, RankTrace, Trace, pair_calls
+from workbench.trace import (
+    ASKING,
+    BELOW_PYTHON,
+    BY_FUTURE,
+    BY_HAND,
+    ON_GPU,
+    SHUT_DOWN,
+    Event,
+    GroupInfo,
+    Phase,
+    RankCall,
+    RankTrace,
+    Trace,
+    pair_calls,
+)
 
 CREATION = frozenset({"init_process_group", "new_group", "destroy_process_group"})
 """Calls about groups themselves; the new_group calls of a rank are its plan."""
@@ -27,9 +41,8 @@ PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 STRANGERS = "on a group made by hand, of which not all members are ranks of this job"
 """A word in the note of a call whose peers are not known."""
 
-_ASKING = "by asking again and again"  # of a wait that the program begins anew each time it runs out
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture_door", "capture", "capture_warm_up", "replay"}
-UNSEEN = frozenset({"below Python", "on the GPU"})
+UNSEEN = frozenset({BELOW_PYTHON, ON_GPU})
 """Remarks of calls whose wait nobody sees: while they have not ended, the call itself counts as one."""
 
 POLITE = (-1, -2, -15)  # signals by which a launcher or a person ends ranks that are alive
@@ -139,7 +152,7 @@ class RankStory:
     @property
     def awaits_future(self) -> bool:
         """Whether it took the future of a call that has not ended: who waits for that is not seen."""
-        return any(c.end is None and c.event.op == "wait" and "by its future" in marks(c.event) for c in self.calls)
+        return any(c.end is None and c.event.op == "wait" and BY_FUTURE in marks(c.event) for c in self.calls)
 
     @property
     def has_left(self) -> bool:
@@ -268,9 +281,7 @@ class Scene:
     def shut_down(self) -> frozenset[int]:
         """Ranks that their parent ended when they were no longer needed: the command and every other rank did well."""
         by_parent = {
-            rank
-            for rank, story in self.ranks.items()
-            if story.exit is not None and story.exit.note.endswith("shut down by its parent")
+            rank for rank, story in self.ranks.items() if story.exit is not None and story.exit.note.endswith(SHUT_DOWN)
         }
         others_did_well = all(s.exit_status == 0 for rank, s in self.ranks.items() if rank not in by_parent)
         return frozenset(by_parent) if others_did_well else frozenset()
@@ -356,7 +367,7 @@ def marks(event: Event) -> tuple[str, ...]:
 def store_keys(event: Event) -> list[str]:
     """The keys that a store_wait waits for, sorted; one empty key if none was recorded."""
     words = list(marks(event))
-    while words and (words[0].startswith("inside ") or words[0] == _ASKING):
+    while words and (words[0].startswith("inside ") or words[0] == ASKING):
         words.pop(0)
     return sorted("; ".join(words).split(", "))
 

@@ -3,7 +3,7 @@
 
 All its files are readable by this user alone. OWNER is the mark of the process that it must not outlive; with --keep it
 may, once the cluster has come up: nobody could find one whose start was broken off. It clears the whole directory away
-when it ends after its owner; an owner that lives reads the log there first.
+when it ends, unless its owner lives: that one reads the log first. A kept cluster that has come up has no owner.
 """
 
 from __future__ import annotations

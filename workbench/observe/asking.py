@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.observe.process import this_process
-from workbench.trace import Token
-
-ASKING = "by asking again and again"
-"""A word in the note of a wait of a program that does nothing but ask whether what it waits for has come."""
+from workbench.trace import ASKING, Token
 
 
 @dataclass(slots=True)

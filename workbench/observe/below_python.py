@@ -18,8 +18,8 @@ from workbench.observe.described import describe_tensor, parts_words, reduce_op_
 from workbench.observe.endings import tell_exception
 from workbench.observe.groups import known_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.works import ON_GPU, start_work
-from workbench.trace import Lane, Token
+from workbench.observe.works import start_work
+from workbench.trace import BELOW_PYTHON, ON_GPU, Lane, Token
 
 OPERATORS = {
     "allreduce_": "all_reduce",
@@ -179,7 +179,7 @@ def _kernel(overload: Any, op: str) -> Callable[..., Any]:
             note = parts_words(sent, sent_sizes, taken, taken_sizes, len(known.ranks))
         capture = this_process.capturing > 0
         name = op if many else op.removesuffix("_coalesced")  # torch's own way to say one all_gather_into_tensor
-        remark = f"async; {ON_GPU}; below Python" if tensor.is_cuda else "async; below Python"
+        remark = f"async; {ON_GPU}; {BELOW_PYTHON}" if tensor.is_cuda else f"async; {BELOW_PYTHON}"
         if tag_at >= 0 and args[tag_at]:
             remark = f"{remark}; tag {args[tag_at]}"
         token = known.lane.begin(name, path=known.backend, capture=capture, remark=remark, note=note, **fields)

@@ -10,10 +10,7 @@ from pathlib import Path
 
 from workbench.observe.children import EXITS
 from workbench.observe.ended import read_ended, went_well
-from workbench.trace import Event, Phase, RankTrace, Trace, read_directory
-
-SHUT_DOWN = "shut down by its parent"
-"""In the note of the exit of a rank that its parent ended with a signal, and the command then exited with status 0."""
+from workbench.trace import SHUT_DOWN, Event, Phase, RankTrace, Trace, read_directory
 
 
 def read_observed(

@@ -77,10 +77,8 @@ def _recorded_init(module: Any, original: Callable[..., Any]) -> Callable[..., A
             raise
         finally:
             here.inside = inside
-            if rank is None and not error and this_process.become(module.get_rank(), place):
-                forget_groups()
-                if this_process.generation < 0:
-                    this_process.start_generation()
+            if rank is None and not error:
+                this_process.become(module.get_rank(), place)
             (lane or this_process.recorder).end(token, error=error)
         note_group(module.GroupMember.WORLD, lane)
         return result

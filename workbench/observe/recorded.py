@@ -16,8 +16,8 @@ from workbench.observe.described import Described
 from workbench.observe.endings import tell_exception
 from workbench.observe.groups import Known, known_group, known_groups, strange_group
 from workbench.observe.process import OPAQUE, this_process
-from workbench.observe.works import ON_GPU, start_work
-from workbench.trace import PLAIN, ROOTED, Lane, Recorder, Token, callers_key, end_after_device
+from workbench.observe.works import start_work
+from workbench.trace import ON_GPU, PLAIN, ROOTED, Lane, Recorder, Token, callers_key, end_after_device
 
 PEERED = {
     **{"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"},
@@ -76,6 +76,7 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
         used = world._default_pg if group is None else group  # GroupMember.WORLD, less two functions around it
         lane = token = gpu = held = state = None
         door: Lane | Recorder
+        key: tuple[Any, ...]
         if holding:
             held = holding.get(used)
             is_async = held.is_async if held is not None else is_async
@@ -92,16 +93,7 @@ def recorded(module: Any, name: str, original: Callable[..., Any]) -> Callable[.
                     line, instruction = id(frame.f_code), frame.f_lasti
                 except ValueError:  # called by C++ itself, in a thread of its own
                     frame, line, instruction = None, 0, 0
-                key: tuple[Any, ...] = (
-                    op,
-                    state,
-                    group is None,
-                    is_async,
-                    inside,
-                    line,
-                    instruction,
-                    key_of(args, kwargs),
-                )
+                key = (op, state, group is None, is_async, inside, line, instruction, key_of(args, kwargs))
                 lane = known.lane
                 if line in lane.called_from:
                     key = (*key, callers_key(frame))

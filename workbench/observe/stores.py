@@ -10,9 +10,10 @@ from itertools import count
 from typing import Any
 from urllib.parse import urlparse
 
-from workbench.observe.asking import ASKING, asked
+from workbench.observe.asking import asked
 from workbench.observe.process import this_process
 from workbench.observe.works import start_polling
+from workbench.trace import ASKING
 
 _ASKS_AGAIN_S = 2.0  # a program that does not by then does something else
 

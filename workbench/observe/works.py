@@ -11,13 +11,7 @@ from typing import Any
 
 from workbench.observe.asking import asked
 from workbench.observe.process import this_process
-from workbench.trace import Lane, Recorder, Token, allow_looks_during_captures, end_passed_calls
-
-ON_GPU = "on the GPU"
-"""A word in the note of a call that a GPU is to do: it is under way until its end, whoever waits for it and where."""
-
-BY_FUTURE = "by its future"
-"""A word in the note of a wait that began when a program took the future of a call, and ends with that call."""
+from workbench.trace import BY_FUTURE, Lane, Recorder, Token, allow_looks_during_captures, end_passed_calls
 
 _POLL_S = 0.02
 _ASKS_AGAIN_S = 0.25  # a program that asks less often does something else in between

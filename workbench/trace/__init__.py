@@ -28,14 +28,20 @@ from workbench.trace.parts import Parts
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Recorder
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
+from workbench.trace.remarks import ASKING, BELOW_PYTHON, BY_FUTURE, ON_GPU, SHUT_DOWN
 from workbench.trace.sample import Sample, tell_crowding
 from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timeline
 from workbench.trace.torch_calls import PLAIN, ROOTED
 
 __all__ = [
+    "ASKING",
+    "BELOW_PYTHON",
+    "BY_FUTURE",
     "BY_HAND",
+    "ON_GPU",
     "PLAIN",
     "ROOTED",
+    "SHUT_DOWN",
     "Call",
     "CallSite",
     "CaptureTimeline",

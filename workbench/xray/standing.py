@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from workbench.trace import Event, RankCall, Trace, pair_calls
+from workbench.trace import BELOW_PYTHON, BY_FUTURE, ON_GPU, Event, RankCall, Trace, pair_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def waiting_ranks(trace: Trace, *, dead: Collection[int] = ()) -> frozenset[int]
 def is_waiting(call: RankCall) -> bool:
     """True for a call that began, has not ended, and holds up the program, its GPU, or C++ that nobody sees waiting."""
     words = call.event.note.split("; ")
-    unseen = {"on the GPU", "below Python", "by its future"}
+    unseen = {ON_GPU, BELOW_PYTHON, BY_FUTURE}
     return call.end is None and ("async" not in words or not unseen.isdisjoint(words))
 
 

@@ -12,26 +12,30 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
 SIZE = 2
 
 
-def make_group(port: int, rank: int) -> ProcessGroup:
-    store = TCPStore("127.0.0.1", port, SIZE, rank == 0, timedelta(seconds=60), wait_for_workers=False)
-    store = PrefixStore("engines", store)
-    group = ProcessGroup(store, rank, SIZE)
-    backend = ProcessGroupGloo(store, rank, SIZE, timeout=timedelta(seconds=60))
+def make_group(store: Store, name: str, rank: int, size: int) -> ProcessGroup:
+    store = PrefixStore(name, store)
+    group = ProcessGroup(store, rank, size)
+    backend = ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=60))
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     backend._set_sequence_number_for_group()
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
     return group
 
 
+def connect(port: int, engine: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, None, engine == 0, timedelta(seconds=60), wait_for_workers=False)
+
+
 def serve(rank: int, port: int, way: str) -> None:
     if way == "late" and rank == 1:
         time.sleep(100)
-    group = make_group(port, rank)
+    store = connect(port, rank)
+    group = make_group(store, "engines", rank, SIZE)
     unfinished = torch.ones(1)
     for step in range(5):
         if way == "leaves" and rank == 1 and step == 3:
@@ -45,7 +49,6 @@ def serve(rank: int, port: int, way: str) -> None:
         del group
         print("gone" if seen() is None else "kept", flush=True)
     if way == "workers":
-        store = TCPStore("127.0.0.1", port, SIZE, False, timedelta(seconds=60), wait_for_workers=False)
         dist.init_process_group("gloo", store=PrefixStore("workers", store), rank=1 - rank, world_size=SIZE)
         dist.all_reduce(unfinished)
         dist.all_reduce(unfinished, group=group)

@@ -67,6 +67,9 @@ def _exception(events: list[Event], by_call: bool, *, others_wait: bool) -> Clai
     first = events[0]
     ranks = tuple(sorted({e.world_rank for e in events}))
     known = explain_log_line(first.error)
+    repair = "repair what the ranks ran into; none was left to wait"
+    if others_wait:
+        repair = "repair what this rank ran into; the other ranks waited for it"
     told = known is not None and known.kind in _CAUSES
     assert known is not None or not told
     kind = known.kind if known is not None and told else Kind.PEER_EXCEPTION
@@ -80,11 +83,7 @@ def _exception(events: list[Event], by_call: bool, *, others_wait: bool) -> Clai
         message=f"{ranks_words(ranks)} raised {error_words(first.error)}{where}.{meaning}",
         evidence=tuple(str(replace(e, error=e.error.partition(":")[0])) for e in events[:8]),
         certainty=Certainty.IS if told or not by_call else Certainty.LIKELY,
-        fix=known.fix
-        if known is not None
-        else "repair what this rank ran into; the other ranks waited for it"
-        if others_wait
-        else "repair what the ranks ran into; none was left to wait",
+        fix=known.fix if known is not None else repair,
     )
     weight = Weight.ALONE if by_call and not told else Weight.CAUSE
     return Claim(finding, first.time_ns, weight, places={e.world_rank: e.ordinal for e in events})

@@ -109,7 +109,7 @@ def _first_unequal(sends: Sequence[RankCall], recvs: Sequence[RankCall]) -> Clai
     if place is None:
         return None
     few, many = sorted((Counter(sent), Counter(taken)), key=Counter.total)
-    reordered = few <= many  # by tags, as far as sizes tell
+    reordered = few <= many  # by threads, as far as sizes tell
     if reordered and all(c.end is not None and not c.end.error for c in recvs):
         return None
     return _unequal(sends[place], recvs[place], Certainty.LIKELY if reordered else Certainty.IS)
@@ -128,7 +128,7 @@ def _unequal(send: RankCall, recv: RankCall, certainty: Certainty) -> Claim:
         f"{raised((send, recv))}{' Nothing was raised.' if both_left else ''}",
         certainty=certainty,
         fix="give the recv a tensor of the size that is sent: send the shape first, or compute it alike on both sides"
-        + ("" if certainty is Certainty.IS else "; or compare tag= and the order of the calls on both sides"),
+        + ("" if certainty is Certainty.IS else "; or compare the order of the calls on both sides"),
     )
 
 

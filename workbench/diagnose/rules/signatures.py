@@ -24,7 +24,7 @@ from workbench.diagnose.rules.order import explain_difference, line
 from workbench.diagnose.rules.parts import find_unequal_parts
 from workbench.diagnose.scene import Meeting, Scene, marks
 from workbench.diagnose.words import call_words, group_words, raised, ranks_words
-from workbench.trace import Event
+from workbench.trace import BELOW_PYTHON, Event
 
 EQUAL_SHAPES = frozenset(
     {
@@ -220,7 +220,7 @@ def same_steps(scene: Scene, event: Event) -> str:
 
 
 def _is_gradient(scene: Scene, event: Event) -> bool:
-    return event.op == "all_reduce" and "below Python" in marks(event) and ".backward(" in _text(scene, event)
+    return event.op == "all_reduce" and BELOW_PYTHON in marks(event) and ".backward(" in _text(scene, event)
 
 
 def _in_text(scene: Scene, event: Event) -> str:
@@ -231,7 +231,7 @@ def _in_text(scene: Scene, event: Event) -> str:
 def is_unwritten(scene: Scene, event: Event) -> bool:
     """Whether a library issued the call below a line that does not say so itself: C++, or what torch has in Python."""
     text = _text(scene, event)
-    return bool(text or "below Python" in marks(event)) and event.op.replace("_", "") not in text.replace("_", "")
+    return bool(text or BELOW_PYTHON in marks(event)) and event.op.replace("_", "") not in text.replace("_", "")
 
 
 def _text(scene: Scene, event: Event) -> str:

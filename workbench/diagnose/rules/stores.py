@@ -39,7 +39,7 @@ def _waits(scene: Scene) -> Iterator[Claim]:
                 stuck[rank] = call
     by_template: dict[str, dict[int, RankCall]] = defaultdict(dict)
     for rank, call in stuck.items():
-        by_template[_NUMBER.sub("#", _keys(call)[0])][rank] = call
+        by_template[_NUMBER.sub("#", store_keys(call.event)[0])][rank] = call
     for calls in by_template.values():
         counters = _counters(calls)
         yield _drift(calls, counters) if counters else _timeout(calls)
@@ -52,14 +52,9 @@ def _is_stuck(scene: Scene, story: RankStory, call: RankCall) -> bool:
     return _TIMED_OUT.search(call.end.error) is not None and not story.went_on_after(call)
 
 
-def _keys(call: RankCall) -> list[str]:
-    assert call.begin is not None
-    return store_keys(call.begin)
-
-
 def _counters(calls: Mapping[int, RankCall]) -> dict[int, str]:
     """By world rank: the one number in its keys in which the ranks differ; {} if they differ in none or in several."""
-    numbers = {rank: [_NUMBER.findall(key) for key in _keys(call)] for rank, call in calls.items()}
+    numbers = {rank: [_NUMBER.findall(key) for key in store_keys(call.event)] for rank, call in calls.items()}
     if len({tuple(map(len, found)) for found in numbers.values()}) != 1:
         return {}
     first = next(iter(numbers.values()))
@@ -77,7 +72,7 @@ def _counters(calls: Mapping[int, RankCall]) -> dict[int, str]:
 
 
 def _drift(calls: Mapping[int, RankCall], counters: Mapping[int, str]) -> Claim:
-    said = parties_words(counters, {rank: f"(such as {_keys(call)[0]})" for rank, call in calls.items()})
+    said = parties_words(counters, {rank: f"(such as {store_keys(call.event)[0]})" for rank, call in calls.items()})
     first = min(calls.values(), key=lambda c: c.event.time_ns).event
     return Claim.about(
         calls.values(),
@@ -92,7 +87,7 @@ def _drift(calls: Mapping[int, RankCall], counters: Mapping[int, str]) -> Claim:
 
 def _timeout(calls: Mapping[int, RankCall]) -> Claim:
     first = min(calls.values(), key=lambda c: c.event.time_ns).event
-    keys = _keys(next(iter(calls.values())))
+    keys = store_keys(next(iter(calls.values())).event)
     return Claim.about(
         calls.values(),
         code="store.key",
