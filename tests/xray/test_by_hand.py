@@ -66,22 +66,11 @@ def test_an_engine_that_becomes_a_rank_of_another_world_goes_on_there(tmp_path: 
     assert groups == [(r, kind, 0) for r in (0, 1) for kind in ("by-hand", "by-hand", "world")]
 
 
-ENGINES = """
+ENGINES = f"""
 import gc, multiprocessing, sys, time
-from datetime import timedelta
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore
-
-def make_group(store, name, rank, size):
-    store = PrefixStore(name, store)
-    group, backend = ProcessGroup(store, rank, size), ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=60))
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    backend._set_sequence_number_for_group()
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
-    return group
-
-def connect(engine):
-    return TCPStore("127.0.0.1", int(sys.argv[1]), None, engine == 0, timedelta(seconds=60), wait_for_workers=False)
+sys.path.insert(0, {str(PROGRAM.parent)!r})
+from by_hand import connect, make_group
 
 def leave_together(store, num):  # who holds the store stays until all are done
     store.add("done", 1)
@@ -97,7 +86,7 @@ def run(serve, num):
 """
 PAIRS_AND_LEADERS = """
 def serve(engine):
-    store = connect(engine)
+    store = connect(int(sys.argv[1]), engine)
     pair = make_group(store, f"pair{engine // 2}", engine % 2, 2)
     pair.allreduce([torch.ones(2)]).wait()
     if engine % 2:
@@ -110,7 +99,7 @@ def serve(engine):
 """
 ANOTHER_ORDER = """
 def serve(engine):
-    store = connect(engine)
+    store = connect(int(sys.argv[1]), engine)
     groups = [make_group(store, f"group{n}", engine, 2) for n in range(3)]
     works = [groups[n].allreduce([torch.ones(2 + n)]) for n in ((0, 1, 2) if engine == 0 else (2, 1, 0))]
     [work.wait() for work in works]
@@ -118,7 +107,7 @@ def serve(engine):
 """
 DROPPED = """
 def serve(engine):
-    store = connect(engine)
+    store = connect(int(sys.argv[1]), engine)
     group = make_group(store, "group", engine, 2)
     group.barrier().wait()
     if engine == 0:
