@@ -8,7 +8,6 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from workbench.diagnose.by_hand import find_members
 from workbench.diagnose.claim import Claim, Rule, Weight
 from workbench.diagnose.consequences import as_consequence, find_consequences
 from workbench.diagnose.finding import Finding
@@ -59,7 +58,7 @@ def diagnose(
         places can then be told by what their lines say.
     """
     scene = Scene(
-        find_members(trace),
+        trace,
         now_ns=now_ns,
         patience_ns=int((deadline_s or 0) * 1e9),
         dead=dead,

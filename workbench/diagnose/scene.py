@@ -17,6 +17,7 @@ from workbench.trace import (
     BY_HAND,
     ON_GPU,
     SHUT_DOWN,
+    STRANGERS,
     Event,
     GroupInfo,
     Phase,
@@ -38,9 +39,6 @@ EXCHANGES = frozenset(
 """Exchanges between hosts, such as a rendezvous consists of."""
 
 PEERED = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
-STRANGERS = "on a group made by hand, of which not all members are ranks of this job"
-"""A word in the note of a call whose peers are not known."""
-
 _NO_MEETING = CREATION | PEERED | {"wait", "store_wait", "capture_door", "capture", "capture_warm_up", "replay"}
 UNSEEN = frozenset({BELOW_PYTHON, ON_GPU})
 """Remarks of calls whose wait nobody sees: while they have not ended, the call itself counts as one."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.observe.children import EXITS
 from workbench.observe.ended import read_ended, went_well
-from workbench.trace import SHUT_DOWN, Event, Phase, RankTrace, Trace, read_directory
+from workbench.trace import SHUT_DOWN, Event, Phase, RankTrace, Trace, find_members, read_directory
 
 
 def read_observed(
@@ -34,7 +34,7 @@ def read_observed(
             return rank
         return replace(rank, events=tuple(e for e in rank.events if e.time_ns <= ended.monotonic_ns))
 
-    return read_directory(*(directories if job is None else job), attempt=attempt, complete=complete)
+    return find_members(read_directory(*(directories if job is None else job), attempt=attempt, complete=complete))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,13 @@ from workbench.trace.flight_recorder import (
 from workbench.trace.jsonl import from_jsonl, to_jsonl
 from workbench.trace.lane_writer import Lane, Token, callers_key
 from workbench.trace.lanes import Call, Lanes, Presence, Visit, rendezvous_lanes
+from workbench.trace.members import find_members
 from workbench.trace.on_gpu import allow_looks_during_captures, end_after_device, end_passed_calls
 from workbench.trace.parts import Parts
 from workbench.trace.reader import read_directory, read_progress, read_rank
 from workbench.trace.recorder import Recorder
 from workbench.trace.records import Drops, Header, RankTrace, Trace, align
-from workbench.trace.remarks import ASKING, BELOW_PYTHON, BY_FUTURE, ON_GPU, SHUT_DOWN
+from workbench.trace.remarks import ASKING, BELOW_PYTHON, BY_FUTURE, ON_GPU, SHUT_DOWN, STRANGERS
 from workbench.trace.sample import Sample, tell_crowding
 from workbench.trace.timeline import CaptureTimeline, Span, Stage, capture_timeline
 from workbench.trace.torch_calls import PLAIN, ROOTED
@@ -42,6 +43,7 @@ __all__ = [
     "PLAIN",
     "ROOTED",
     "SHUT_DOWN",
+    "STRANGERS",
     "Call",
     "CallSite",
     "CaptureTimeline",
@@ -76,6 +78,7 @@ __all__ = [
     "capture_timeline",
     "end_after_device",
     "end_passed_calls",
+    "find_members",
     "from_flight_recorder",
     "from_jsonl",
     "load_dump",

@@ -16,3 +16,6 @@ ON_GPU = "on the GPU"
 
 SHUT_DOWN = "shut down by its parent"
 """Of the exit of a rank that its parent ended with a signal, where the command then exited with status 0."""
+
+STRANGERS = "on a group made by hand, of which not all members are ranks of this job"
+"""Of a call whose peers are not known. Put there when a trace is read."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from workbench.diagnose.claim import Claim, Weight
 from workbench.diagnose.finding import Certainty, Kind
 from workbench.diagnose.rules.absent import COUNTERPART, made_between
-from workbench.diagnose.scene import STRANGERS, Scene, marks
+from workbench.diagnose.scene import Scene, marks
 from workbench.diagnose.words import call_words, ranks_words
-from workbench.trace import RankCall
+from workbench.trace import STRANGERS, RankCall
 
 _LEAST_NS = 1_000_000_000  # a call of a second is a call
 

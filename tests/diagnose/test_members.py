@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.diagnose.made import Made, group, site
 from workbench.diagnose import Certainty, Finding, Kind, diagnose
-from workbench.trace import BY_HAND, GroupInfo
+from workbench.trace import BY_HAND, GroupInfo, find_members
 
 PLACE = "leaders on 29500"
 
@@ -15,7 +15,7 @@ def _member(number: int, place: str = PLACE) -> GroupInfo:
 
 def _judged(made: Made) -> list[Finding]:
     made.pause(31)
-    return list(diagnose(made.trace(), deadline_s=30.0, now_ns=made.now_ns))
+    return list(diagnose(find_members(made.trace()), deadline_s=30.0, now_ns=made.now_ns))
 
 
 def test_members_are_told_by_their_world_ranks() -> None:
@@ -28,6 +28,7 @@ def test_members_are_told_by_their_world_ranks() -> None:
     assert first.group is not None
     assert first.group.world_ranks == (3, 1)
     assert "world rank 3 came and still waits" in first.message
+    assert {g.world_ranks for r in find_members(made.trace()).ranks for g in r.groups} == {(3, 1)}
 
 
 def test_groups_of_the_same_members_are_told_apart_by_their_place_whatever_order_they_are_used_in() -> None:
@@ -35,7 +36,7 @@ def test_groups_of_the_same_members_are_told_apart_by_their_place_whatever_order
     for rank, places in enumerate((("a", "b"), ("b", "a"))):
         for place in places:
             made.call(rank, "all_reduce", _member(rank, place), shape=(8 if place == "a" else 4,))
-    assert diagnose(made.trace()) == ()
+    assert diagnose(find_members(made.trace())) == ()
 
 
 def test_who_waits_where_not_all_members_are_known_is_told_and_nobody_is_blamed() -> None:
@@ -58,7 +59,7 @@ def test_roots_and_peers_are_told_by_their_world_ranks() -> None:
     made = Made(4)
     for number, rank in enumerate((2, 3)):
         made.call(rank, "broadcast", _member(number), root_group_rank=number, root_world_rank=number, shape=(8,))
-    (finding,) = diagnose(made.trace())
+    (finding,) = diagnose(find_members(made.trace()))
     assert finding.kind is Kind.ROOT_MISMATCH
     assert finding.ranks == (2, 3)
     made = Made(4)

@@ -7,17 +7,19 @@ world rank but its own. Where the ranks of the trace are not all members, nothin
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from workbench.diagnose.scene import STRANGERS
 from workbench.ranks import GroupKey
-from workbench.trace import BY_HAND, Event, GroupInfo, Trace
+from workbench.trace.event import BY_HAND, Event, GroupInfo
+from workbench.trace.records import Trace
+from workbench.trace.remarks import STRANGERS
 
 _Group = tuple[str, int, int]  # where its members meet, their number, generation
 
 
 def find_members(trace: Trace) -> Trace:
-    """The trace with the world ranks of the members of such groups; calls on others say so in their notes."""
+    """The trace with the world ranks of the members of such groups; calls on others say so. Once a trace."""
     found: dict[_Group, list[tuple[int, int]]] = defaultdict(list)  # each member's number in it, and world rank
     for rank in trace.ranks:
         for info in rank.groups:
@@ -31,10 +33,16 @@ def find_members(trace: Trace) -> Trace:
         if place and numbers == tuple(range(size)):
             known[place, size, generation] = GroupInfo(GroupKey(BY_HAND, world_ranks), place, 0, generation)
     events = tuple(_named(e, known) if e.group is not None and e.group.key.kind == BY_HAND else e for e in trace.events)
-    return replace(trace, events=events)
+    ranks = tuple(replace(rank, groups=_known_groups(rank.groups, known)) for rank in trace.ranks)
+    return replace(trace, ranks=ranks, events=events)
 
 
-def _named(event: Event, known: dict[_Group, GroupInfo]) -> Event:
+def _known_groups(groups: Iterable[GroupInfo], known: Mapping[_Group, GroupInfo]) -> tuple[GroupInfo, ...]:
+    named = (g if g.key.kind != BY_HAND else known.get(_group(g)) for g in groups)
+    return tuple(g for g in named if g is not None)
+
+
+def _named(event: Event, known: Mapping[_Group, GroupInfo]) -> Event:
     assert event.group is not None
     group = known.get(_group(event.group))
     if group is None:
